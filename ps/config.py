@@ -1,0 +1,188 @@
+"""What can be configured: the communication configuration, and the settings of one process.
+
+Two things with different lives:
+
+* :class:`CommConfig` is what a tuner may change while the job runs. It is frozen, validated wherever it
+  is built or decoded, and carries an *epoch* that orders the broadcasts of one job.
+* :class:`Settings` is read from the environment once, at the start of a process, and never changes. This
+  module is the only place that reads ``DMLC_*`` and ``AUTOBYTE_*`` variables.
+
+Sources: the ``DMLC_*`` names are those of ps-lite, as MXNet users know them. Partition and credit are
+ByteScheduler's (SOSP 2019, sections 3 and 4).
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import os
+from typing import Callable, Mapping, Optional, TypeVar
+
+import msgspec
+
+from ps.errors import SettingsError
+
+__all__ = ["CommConfig", "Role", "Settings", "KIB", "MIB", "GIB"]
+
+KIB = 1 << 10
+MIB = 1 << 20
+GIB = 1 << 30
+
+#: A partition is one ZeroMQ message; a larger one would only make the receiver allocate more at once.
+MAX_PARTITION_BYTES = GIB
+#: More credit than this is "unlimited": no host holds as much in its send queue.
+MAX_CREDIT_BYTES = 64 * GIB
+
+
+class CommConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of the communication that may change while a job runs.
+
+    Attributes
+    ----------
+    partition_bytes
+        Upper bound of one partition in bytes, at least 1. Partitions hold whole elements, so what is cut is
+        the largest multiple of the element size up to this (and never less than one element).
+    credit_bytes
+        Bytes that this host may have sent and not yet seen acknowledged, per direction, split evenly over
+        its links. At least 1.
+    fusion_bytes
+        Queued partitions for the same peer are packed into one message up to this many bytes; 0 turns
+        fusion off.
+    epoch
+        Number of this configuration within the job; the scheduler counts it up with every broadcast.
+
+    Raises
+    ------
+    ValueError
+        From the constructor (and ``msgspec.ValidationError``, a ValueError, from decoding) when a value
+        is not an integer or is out of range.
+    """
+
+    partition_bytes: int = 512 * KIB
+    credit_bytes: int = 4 * MIB
+    fusion_bytes: int = 64 * KIB
+    epoch: int = 0
+
+    def __post_init__(self) -> None:
+        for name, low, high in (
+            ("partition_bytes", 1, MAX_PARTITION_BYTES),
+            ("credit_bytes", 1, MAX_CREDIT_BYTES),
+            ("fusion_bytes", 0, MAX_PARTITION_BYTES),
+            ("epoch", 0, 1 << 53),
+        ):
+            value = getattr(self, name)
+            if type(value) is not int or not low <= value <= high:
+                raise ValueError(f"{name} must be an integer from {low} to {high}, not {value!r}")
+
+
+class Role(str, enum.Enum):
+    """What a process is in the job."""
+
+    SCHEDULER = "scheduler"
+    SERVER = "server"
+    WORKER = "worker"
+
+
+_T = TypeVar("_T")
+
+
+class _Environment:
+    """Typed look-ups in a mapping of environment variables; every error names variable and value."""
+
+    def __init__(self, variables: Mapping[str, str]) -> None:
+        self._variables = variables
+
+    def get(self, name: str, convert: Callable[[str], _T], default: Optional[_T], expected: str) -> _T:
+        text = self._variables.get(name, "").strip()
+        if not text:
+            if default is None:
+                raise SettingsError(f"{name} is not set: expected {expected}")
+            return default
+        try:
+            return convert(text)
+        except ValueError:
+            raise SettingsError(f"{name}={text!r}: expected {expected}") from None
+
+
+def _integer(low: int, high: int) -> Callable[[str], int]:
+    def convert(text: str) -> int:
+        value = int(text)
+        if not low <= value <= high:
+            raise ValueError
+        return value
+
+    return convert
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError
+    return value
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that one process was told by its environment. See ``docs/settings.md`` for the table."""
+
+    role: Role
+    root_host: str
+    root_port: int
+    num_workers: int
+    num_servers: int
+    job: str = "default"
+    interface: str = ""
+    node_host: str = ""
+    config: CommConfig = CommConfig()
+    tuner: str = "rule"
+    deadline_seconds: float = 600.0
+    start_seconds: float = 120.0
+    heartbeat_seconds: float = 1.0
+    silence_seconds: float = 20.0
+    window_seconds: float = 1.0
+    switch_interval_seconds: float = 0.0005
+    event_file: str = ""
+
+    @classmethod
+    def from_env(cls, role: Role, variables: Optional[Mapping[str, str]] = None) -> "Settings":
+        """Read the settings of a process of ``role`` from ``variables`` (default: ``os.environ``).
+
+        Raises
+        ------
+        SettingsError
+            A variable is missing, malformed or out of range; the text names it and its value.
+        """
+        env = _Environment(os.environ if variables is None else variables)
+        count = _integer(1, 65536)
+        named = env.get("DMLC_ROLE", str, role.value, f"'{role.value}'")
+        if named != role.value:
+            raise SettingsError(f"DMLC_ROLE={named!r}: this process is a {role.value}")
+        try:
+            config = CommConfig(
+                partition_bytes=env.get("AUTOBYTE_PARTITION_BYTES", int, 512 * KIB, "bytes, a whole number"),
+                credit_bytes=env.get("AUTOBYTE_CREDIT_BYTES", int, 4 * MIB, "bytes, a whole number"),
+                fusion_bytes=env.get("AUTOBYTE_FUSION_BYTES", int, 64 * KIB, "bytes, a whole number"),
+            )
+        except SettingsError:
+            raise
+        except ValueError as error:
+            name, rest = str(error).split(" ", 1)
+            raise SettingsError(f"AUTOBYTE_{name.upper()} {rest}") from None
+        return cls(
+            role=role,
+            root_host=env.get("DMLC_PS_ROOT_URI", str, None, "the scheduler's host name or address"),
+            root_port=env.get("DMLC_PS_ROOT_PORT", _integer(1, 65535), None, "the scheduler's port, 1 to 65535"),
+            num_workers=env.get("DMLC_NUM_WORKER", count, None, "the number of workers, 1 to 65536"),
+            num_servers=env.get("DMLC_NUM_SERVER", count, None, "the number of servers, 1 to 65536"),
+            job=env.get("AUTOBYTE_JOB", str, "default", "a name for the job"),
+            interface=env.get("DMLC_INTERFACE", str, "", "a network interface"),
+            node_host=env.get("DMLC_NODE_HOST", str, "", "this host's address"),
+            config=config,
+            tuner=env.get("AUTOBYTE_TUNER", str, "rule", "a tuner's name"),
+            deadline_seconds=env.get("AUTOBYTE_DEADLINE_SECONDS", _seconds, 600.0, "seconds above 0"),
+            start_seconds=env.get("AUTOBYTE_START_SECONDS", _seconds, 120.0, "seconds above 0"),
+            heartbeat_seconds=env.get("AUTOBYTE_HEARTBEAT_SECONDS", _seconds, 1.0, "seconds above 0"),
+            silence_seconds=env.get("AUTOBYTE_SILENCE_SECONDS", _seconds, 20.0, "seconds above 0"),
+            window_seconds=env.get("AUTOBYTE_WINDOW_SECONDS", _seconds, 1.0, "seconds above 0"),
+            switch_interval_seconds=env.get("AUTOBYTE_SWITCH_INTERVAL_SECONDS", _seconds, 0.0005, "seconds above 0"),
+            event_file=env.get("AUTOBYTE_EVENT_FILE", str, "", "a path for the tuner's decisions, JSON lines"),
+        )
