@@ -1,0 +1,199 @@
+"""A node's running counters, turned into one :class:`~ps.stats.Observation` per window.
+
+The loops call the small methods as things happen; once per window they take an observation, which starts the next window. What the
+links count themselves (:class:`LinkTotals`) is read at the end of the window instead of being counted twice.
+
+Steps are told apart by the first key: a worker calls :meth:`Counters.step_began` when its version advances. A change of
+configuration falls into the middle of a step, and other nodes hear of it a little later, so the step in progress and the next one
+belong to no configuration and are not reported.
+
+Pure: times are parameters (seconds, monotonic).
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from typing import Optional, Protocol, Sequence
+
+from ps.config import Role
+from ps.estimate import HostEstimate
+from ps.stats import Observation
+
+__all__ = ["Counters", "LinkTotals"]
+
+#: The step in which a configuration arrives and the one that follows are of neither configuration.
+STEPS_LOST_BY_SWITCH = 2
+#: Only so many of a window's latest durations are kept for a median.
+MAX_SAMPLES = 256
+
+
+class LinkTotals(Protocol):
+    """What all links of a node have counted together since the start."""
+
+    @property
+    def bytes_sent(self) -> int: ...
+
+    @property
+    def messages_sent(self) -> int: ...
+
+    @property
+    def partitions_sent(self) -> int: ...
+
+    @property
+    def queue_wait_seconds(self) -> float:
+        """Sum over all partitions sent."""
+
+    @property
+    def credit_stall_seconds(self) -> float: ...
+
+
+class Counters:
+    """Counts what one node does; see the module docstring.
+
+    Parameters
+    ----------
+    role, rank, num_workers, num_servers
+        Of this node and its job, copied to every observation.
+    now
+        When the first window begins.
+    """
+
+    def __init__(self, role: Role, rank: int, num_workers: int, num_servers: int, now: float) -> None:
+        self._role = role
+        self._rank = rank
+        self._num_workers = num_workers
+        self._num_servers = num_servers
+        self._epoch = 0
+        self._window_began = now
+        # steps
+        self._step_began: Optional[float] = None
+        self._steps_to_drop = 0
+        self._pushed_tensors = self._pushed_bytes = 0  # in the step in progress
+        self._tensors = self._model_bytes = 0  # in the last whole step
+        # totals since the start
+        self._malformed = 0
+        self._sent = (0, 0, 0, 0.0, 0.0, 0.0)  # totals at the window's begin
+        self._start_window()
+
+    def _start_window(self) -> None:
+        self._steps = 0
+        self._step_seconds: deque[float] = deque(maxlen=MAX_SAMPLES)
+        self._forward_seconds: deque[float] = deque(maxlen=MAX_SAMPLES)
+        self._backward_seconds: deque[float] = deque(maxlen=MAX_SAMPLES)
+        self._ack_seconds: deque[float] = deque(maxlen=MAX_SAMPLES)
+        self._bytes_received = 0
+        self._sum_bytes = 0
+        self._sum_seconds = 0.0
+
+    # ------------------------------------------------------------------------------------- workers
+
+    def step_began(self, now: float) -> None:
+        """The version of the first key has advanced: a step ended, and the next one began."""
+        if self._step_began is not None:
+            self._tensors, self._model_bytes = self._pushed_tensors, self._pushed_bytes
+            if self._steps_to_drop:
+                self._steps_to_drop -= 1
+            else:
+                self._steps += 1
+                self._step_seconds.append(now - self._step_began)
+        self._step_began = now
+        self._pushed_tensors = self._pushed_bytes = 0
+
+    def pushed(self, tensor_bytes: int) -> None:
+        """One tensor was pushed in the step in progress (call it after :meth:`step_began` for the first key)."""
+        self._pushed_tensors += 1
+        self._pushed_bytes += tensor_bytes
+
+    def note_training(self, forward_seconds: float, backward_seconds: float) -> None:
+        """A step's forward and backward passes took so long."""
+        self._forward_seconds.append(forward_seconds)
+        self._backward_seconds.append(backward_seconds)
+
+    # ---------------------------------------------------------------------------------------- both
+
+    def switched(self, epoch: int) -> None:
+        """The configuration of ``epoch`` is in use from now on."""
+        self._epoch = epoch
+        self._steps = 0
+        self._step_seconds.clear()
+        self._steps_to_drop = STEPS_LOST_BY_SWITCH
+
+    def received(self, message_bytes: int) -> None:
+        """A data message arrived."""
+        self._bytes_received += message_bytes
+
+    def acknowledged(self, round_trip_seconds: float) -> None:
+        """A message was acknowledged so long after it was sent."""
+        self._ack_seconds.append(round_trip_seconds)
+
+    def malformed(self) -> None:
+        """A frame was dropped as malformed."""
+        self._malformed += 1
+
+    # ------------------------------------------------------------------------------------- servers
+
+    def summed(self, sum_bytes: int, seconds: float) -> None:
+        """Gradients of so many bytes were added (or copied) to a sum, which took so long."""
+        self._sum_bytes += sum_bytes
+        self._sum_seconds += seconds
+
+    # -------------------------------------------------------------------------------------- report
+
+    def observation(self, now: float, links: LinkTotals, estimates: HostEstimate, cpu_seconds: float) -> Observation:
+        """Return what was seen since the last call, and start the next window.
+
+        Parameters
+        ----------
+        links
+            Totals since the start over all links.
+        estimates
+            From :class:`~ps.estimate.HostEstimator`.
+        cpu_seconds
+            CPU time of the process since its start.
+        """
+        before = self._sent
+        self._sent = (
+            links.bytes_sent,
+            links.messages_sent,
+            links.partitions_sent,
+            links.queue_wait_seconds,
+            links.credit_stall_seconds,
+            cpu_seconds,
+        )
+        partitions_sent = links.partitions_sent - before[2]
+        observation = Observation(
+            role=self._role,
+            rank=self._rank,
+            epoch=self._epoch,
+            window_seconds=now - self._window_began,
+            num_workers=self._num_workers,
+            num_servers=self._num_servers,
+            steps=self._steps,
+            step_seconds=_median(self._step_seconds),
+            forward_seconds=_median(self._forward_seconds),
+            backward_seconds=_median(self._backward_seconds),
+            tensors=self._tensors,
+            model_bytes=self._model_bytes,
+            bytes_sent=links.bytes_sent - before[0],
+            bytes_received=self._bytes_received,
+            messages_sent=links.messages_sent - before[1],
+            partitions_sent=partitions_sent,
+            queue_wait_seconds=(links.queue_wait_seconds - before[3]) / partitions_sent if partitions_sent else None,
+            credit_stall_seconds=links.credit_stall_seconds - before[4],
+            ack_seconds=_median(self._ack_seconds),
+            bandwidth_bytes_per_second=estimates.bandwidth_bytes_per_second,
+            latency_seconds=estimates.latency_seconds,
+            overhead_seconds=estimates.overhead_seconds,
+            cpu_seconds=cpu_seconds - before[5],
+            sum_bytes=self._sum_bytes,
+            sum_seconds=self._sum_seconds,
+            malformed=self._malformed,
+        )
+        self._window_began = now
+        self._start_window()
+        return observation
+
+
+def _median(values: Sequence[float]) -> Optional[float]:
+    return statistics.median(values) if values else None
