@@ -1,0 +1,49 @@
+# To be sourced: `source scripts/venv.sh mxnet test` makes or reuses .venv in the checkout, with AutoByte and these of its
+# extras installed in place, and leaves its interpreter in $python. Repeating it costs nothing until setup.cfg changes.
+# Python 3.12 is tried last: MXNet 1.9.1 is older than the NumPy that it needs there.
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+python=$root/.venv/bin/python
+
+fail() {
+    echo "autobyte: $1" >&2
+    exit 1
+}
+
+# Prints the first Python that MXNet supports and that can make virtual environments.
+find_python() {
+    local candidate suitable='import sys, venv, ensurepip; sys.exit(not (3, 9) <= sys.version_info[:2] <= (3, 12))'
+    for candidate in ${PYTHON:+"$PYTHON"} python3.11 python3.10 python3.9 python3.12 python3 python \
+        "${PYENV_ROOT:-$HOME/.pyenv}"/versions/3.{11,10,9,12}*/bin/python; do
+        if "$candidate" -c "$suitable" 2>/dev/null; then
+            echo "$candidate"
+            return
+        fi
+    done
+    fail "needs Python 3.9 to 3.12 with its venv module, which MXNet 1.9.1 supports; found none (install python3.11 and" \
+        "python3.11-venv, or say where it is: PYTHON=/path/to/python3.11)"
+}
+
+make_venv() {
+    local extra wanted found missing=""
+    wanted=$(cat "$root/setup.cfg" "$root/pyproject.toml" "$root/scripts/venv.sh" <(echo "$root") | cksum)
+    for extra in "$@"; do
+        [ "$(cat "$root/.venv/autobyte-$extra" 2>/dev/null)" = "$wanted" ] || missing=yes
+    done
+    if [ -z "$missing" ] && "$python" -c "" 2>/dev/null; then
+        return
+    fi
+    found=$(find_python) || exit
+    if ! "$python" -m pip --version >/dev/null 2>&1; then
+        echo "autobyte: making .venv with $("$found" --version) ($found)"
+        "$found" -m venv --clear "$root/.venv"
+    fi
+    echo "autobyte: installing AutoByte and what it needs ($*) into .venv"
+    "$python" -m pip install --quiet --disable-pip-version-check --editable "$root[$(IFS=,; echo "$*")]" \
+        || fail "installing failed; see pip's message above"
+    for extra in "$@"; do
+        echo "$wanted" >"$root/.venv/autobyte-$extra"
+    done
+}
+
+make_venv "$@"
