@@ -1,0 +1,395 @@
+"""What to send next, and what is still un-acknowledged: the sending and the receiving side of a peer.
+
+Invariants:
+
+* **Priority.** A :class:`Link` sends the most urgent partition that is queued; ties go first in, first out. Fusion
+  packs neighbours of that order into one message and never changes it.
+* **Credit.** A message leaves only while the bytes in flight are below the credit, and a partition larger than
+  the credit only when nothing is in flight. So there is never more in flight than the credit and one message, and the
+  most urgent partition waits for about ``credit / bandwidth``, whatever the size of what is queued behind it.
+* **Delivery.** Messages are numbered from 1 and kept until acknowledged. After a broken connection the
+  peer says which number it expects, and the rest goes again in order; the :class:`Receiver` takes only the number
+  that it expects. Every partition arrives once, in order.
+* **Skew.** No link of a :class:`LinkGroup` runs ahead of the slowest one that has work by more than about two
+  partitions or 1 MiB. Otherwise the links of two workers drift apart in opposite directions, and every
+  server waits for its slow half (DESIGN.md, section 3.2: 4.9 s against 4.66 s on VGG-16).
+
+The queue holds transfers, not partitions: partitions are taken lazily from its head, so a tensor of gigabytes is one
+entry. Partition, priority and credit are ByteScheduler's (SOSP 2019, section 3), priority by need in the
+next forward pass also P3's and TicTac's (2019); go-back-N is the textbook's. Time is a parameter, in seconds.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from heapq import heappop, heappush
+from typing import Iterable, Iterator, Optional
+
+from ps.config import MIB, CommConfig
+from ps.messages import Span, SpanKind
+
+__all__ = ["Transfer", "Message", "Link", "LinkGroup", "Receiver", "MESSAGE_BYTES", "MAX_SPANS"]
+
+#: What a message costs besides its payload, in bytes of credit: keeps a flood of empty messages bounded, too.
+MESSAGE_BYTES = 64
+#: Most spans that are packed into one message.
+MAX_SPANS = 256
+
+
+class Transfer:
+    """The share of one operation that goes to one shard: ranges of elements and where their bytes are.
+
+    Parameters
+    ----------
+    kind, tensor_id, version, priority
+        As in :class:`ps.messages.Span`.
+    itemsize
+        Bytes of one element.
+    origin
+        The element at which ``payload`` begins.
+    payload
+        Bytes of the elements (a memoryview of format ``B``), or None for kinds without payload.
+    ranges
+        (start, count) in elements, ascending; consumed lazily. An ``ERROR`` has one range (0, payload bytes).
+    """
+
+    __slots__ = (
+        "kind",
+        "tensor_id",
+        "version",
+        "priority",
+        "itemsize",
+        "origin",
+        "payload",
+        "ranges",
+        "queued_at",
+        "next_range",
+        "next_bytes",
+    )
+
+    def __init__(
+        self,
+        kind: SpanKind,
+        tensor_id: int,
+        version: int,
+        priority: int,
+        itemsize: int,
+        origin: int,
+        payload: Optional[memoryview],
+        ranges: Iterator[tuple[int, int]],
+    ) -> None:
+        self.kind = kind
+        self.tensor_id = tensor_id
+        self.version = version
+        self.priority = priority
+        self.itemsize = itemsize
+        self.origin = origin
+        self.payload = payload
+        self.ranges = ranges
+        self.queued_at = 0.0
+        self.next_range: Optional[tuple[int, int]] = None
+        self.next_bytes = 0  #: payload bytes of the next partition
+
+    def advance(self) -> bool:
+        """Go on to the next partition; False when there is none."""
+        following = next(self.ranges, None)
+        self.next_range = following
+        if following is None:
+            return False
+        if self.payload is not None:
+            self.next_bytes = following[1] * self.itemsize
+        return True
+
+
+class Message:
+    """A numbered message on its way: kept, with the payload that it refers to, until it is acknowledged."""
+
+    __slots__ = ("seq", "spans", "payload", "nbytes", "sent_at", "backlogged", "header")
+
+    def __init__(
+        self, seq: int, spans: list[Span], payload: list[memoryview], nbytes: int, sent_at: float, backlogged: bool
+    ) -> None:
+        self.seq = seq
+        self.spans = spans
+        self.payload = payload  #: of the spans that have payload, in their order
+        self.nbytes = nbytes  #: payload and MESSAGE_BYTES
+        self.sent_at = sent_at
+        self.backlogged = backlogged  #: more work was queued when it left
+        self.header: Optional[bytes] = None  #: the encoded header frame, kept by the transport for a resend
+
+    @property
+    def partitions(self) -> int:
+        return len(self.spans)
+
+
+class Link:
+    """The sending side towards one peer: queue, credit window, un-acknowledged messages.
+
+    Attributes
+    ----------
+    peer
+        Rank of the peer.
+    credit_bytes, fusion_bytes
+        As in :class:`ps.config.CommConfig`, this link's share; may be changed at any time.
+    in_flight_bytes
+        Sum of ``Message.nbytes`` over what is un-acknowledged.
+    progress_bytes
+        Bytes sent, on the scale of its :class:`LinkGroup`: what the skew is measured by.
+    bytes_sent, messages_sent, partitions_sent, queue_wait_seconds, messages_resent, acknowledgements_refused
+        Counters since the start. ``bytes_sent`` is payload; the wait is the sum over partitions.
+    """
+
+    __slots__ = (
+        "peer",
+        "credit_bytes",
+        "fusion_bytes",
+        "in_flight_bytes",
+        "progress_bytes",
+        "bytes_sent",
+        "messages_sent",
+        "partitions_sent",
+        "queue_wait_seconds",
+        "messages_resent",
+        "acknowledgements_refused",
+        "_queue",
+        "_arrivals",
+        "_in_flight",
+        "_next_seq",
+    )
+
+    def __init__(self, peer: int, credit_bytes: int = 4 * MIB, fusion_bytes: int = 0) -> None:
+        self.peer = peer
+        self.credit_bytes = credit_bytes
+        self.fusion_bytes = fusion_bytes
+        self.in_flight_bytes = 0
+        self.progress_bytes = 0
+        self.bytes_sent = 0
+        self.messages_sent = 0
+        self.partitions_sent = 0
+        self.queue_wait_seconds = 0.0
+        self.messages_resent = 0
+        self.acknowledgements_refused = 0
+        self._queue: list[tuple[int, int, Transfer]] = []  # heap of (-priority, arrival, transfer)
+        self._arrivals = 0
+        self._in_flight: deque[Message] = deque()
+        self._next_seq = 1
+
+    @property
+    def queued(self) -> bool:
+        """Whether there is work that has not left yet."""
+        return bool(self._queue)
+
+    @property
+    def oldest_sent_at(self) -> Optional[float]:
+        """When the first un-acknowledged message left, in seconds; None where nothing is in flight."""
+        return self._in_flight[0].sent_at if self._in_flight else None
+
+    @property
+    def ready(self) -> bool:
+        """Whether there is work and the credit for it."""
+        if not self._queue:
+            return False
+        in_flight, credit = self.in_flight_bytes, self.credit_bytes
+        return not in_flight or (in_flight < credit and self._queue[0][2].next_bytes <= credit)
+
+    def put(self, transfer: Transfer, now: float) -> None:
+        """Queue a transfer. One without ranges is done already, and vanishes."""
+        if transfer.advance():
+            transfer.queued_at = now
+            self._arrivals += 1
+            heappush(self._queue, (-transfer.priority, self._arrivals, transfer))
+
+    def pop(self, now: float) -> Optional[Message]:
+        """Return the next message to send, or None where there is no work or no credit."""
+        if not self.ready:
+            return None
+        queue = self._queue
+        spans: list[Span] = []
+        payload: list[memoryview] = []
+        payload_bytes = 0
+        fusion_bytes = min(self.fusion_bytes, self.credit_bytes)
+        max_spans = MAX_SPANS if fusion_bytes else 1
+        while True:
+            transfer = queue[0][2]
+            start, count = transfer.next_range  # type: ignore[misc]  # a queued transfer has a next range
+            spans.append(
+                Span(transfer.kind, transfer.tensor_id, transfer.version, start, count, transfer.priority)
+            )
+            if transfer.payload is not None:
+                offset = (start - transfer.origin) * transfer.itemsize
+                payload.append(transfer.payload[offset : offset + transfer.next_bytes])
+                payload_bytes += transfer.next_bytes
+            self.queue_wait_seconds += now - transfer.queued_at
+            if not transfer.advance():
+                heappop(queue)
+                if not queue:
+                    break
+            if len(spans) >= max_spans:
+                break
+            next_bytes = queue[0][2].next_bytes
+            if next_bytes and payload_bytes + next_bytes > fusion_bytes:
+                break
+        message = Message(self._next_seq, spans, payload, payload_bytes + MESSAGE_BYTES, now, bool(queue))
+        self._next_seq += 1
+        self._in_flight.append(message)
+        self.in_flight_bytes += message.nbytes
+        self.progress_bytes += message.nbytes
+        self.bytes_sent += payload_bytes
+        self.messages_sent += 1
+        self.partitions_sent += len(spans)
+        return message
+
+    def acknowledge(self, seq: int, now: float) -> list[Message]:
+        """Take a cumulative acknowledgement; return the messages that it newly acknowledges, oldest first.
+
+        A number that was never sent is counted in ``acknowledgements_refused`` and acknowledges nothing.
+        """
+        acknowledged: list[Message] = []
+        if seq >= self._next_seq:
+            self.acknowledgements_refused += 1
+            return acknowledged
+        in_flight = self._in_flight
+        while in_flight and in_flight[0].seq <= seq:
+            message = in_flight.popleft()
+            self.in_flight_bytes -= message.nbytes
+            acknowledged.append(message)
+        return acknowledged
+
+    def resume(self, expected: int, now: float) -> list[Message]:
+        """Go on after a broken connection: the peer says that it expects number ``expected`` next.
+
+        Returns
+        -------
+        list of Message
+            All that is un-acknowledged, to be sent again at once and in this order. It is in flight already.
+
+        Raises
+        ------
+        ValueError
+            The peer expects what was never sent, or what it has acknowledged: it is not the peer that we knew.
+        """
+        oldest = self._in_flight[0].seq if self._in_flight else self._next_seq
+        if not oldest <= expected <= self._next_seq:
+            raise ValueError(
+                f"peer {self.peer} expects message {expected}: it has acknowledged all below {oldest}, "
+                f"and {self._next_seq - 1} was the last one sent"
+            )
+        self.acknowledge(expected - 1, now)
+        for message in self._in_flight:
+            message.sent_at = now
+        self.messages_resent += len(self._in_flight)
+        return list(self._in_flight)
+
+
+class LinkGroup:
+    """The links of one host, which share its credit and keep in step with each other.
+
+    Parameters
+    ----------
+    peers
+        Ranks of the peers.
+    bounded_skew
+        Whether links wait for the slowest one that has work.
+    """
+
+    def __init__(self, peers: Iterable[int], bounded_skew: bool = True) -> None:
+        self.links = {peer: Link(peer) for peer in peers}
+        self.skew_bytes = 0
+        self._bounded_skew = bounded_skew
+        self._stall_seconds = 0.0
+        self._stalled_since: Optional[float] = None
+        self.configure(CommConfig())
+
+    def configure(self, config: CommConfig) -> None:
+        """Use ``config`` from the next message on; every link gets an equal part of the credit."""
+        self.skew_bytes = max(2 * config.partition_bytes, 2 * config.fusion_bytes, MIB)
+        for link in self.links.values():
+            link.credit_bytes = max(1, config.credit_bytes // len(self.links))
+            link.fusion_bytes = config.fusion_bytes
+
+    def put(self, peer: int, transfer: Transfer, now: float) -> None:
+        """Queue a transfer to ``peer``."""
+        link = self.links[peer]
+        if not link._queue:
+            # Skew counts from when both were busy: whoever joins starts level with the slowest.
+            link.progress_bytes = min(
+                (other.progress_bytes for other in self.links.values() if other._queue), default=link.progress_bytes
+            )
+        link.put(transfer, now)
+
+    def pop(self, now: float) -> Optional[tuple[Link, Message]]:
+        """Return the next message and its link: of the links that have work and credit, the one that sent least."""
+        slowest: Optional[Link] = None
+        chosen: Optional[Link] = None
+        for link in self.links.values():
+            if link._queue:
+                progress = link.progress_bytes
+                if slowest is None or progress < slowest.progress_bytes:
+                    slowest = link
+                if (chosen is None or progress < chosen.progress_bytes) and link.ready:
+                    chosen = link
+        if slowest is None:
+            return None
+        message = None
+        if chosen is not None and (chosen is slowest or self._keeps_step(chosen, slowest)):
+            message = chosen.pop(now)
+        if chosen is None or message is None:
+            if self._stalled_since is None:
+                self._stalled_since = now
+            return None
+        if self._stalled_since is not None:
+            self._stall_seconds += now - self._stalled_since
+            self._stalled_since = None
+        return chosen, message
+
+    def _keeps_step(self, link: Link, slowest: Link) -> bool:
+        lead_bytes = link.progress_bytes - slowest.progress_bytes
+        if not self._bounded_skew or not lead_bytes:
+            return True
+        return lead_bytes + max(link._queue[0][2].next_bytes, link.fusion_bytes) <= self.skew_bytes
+
+    def credit_stall(self, now: float) -> float:
+        """Return the seconds, since the start, in which work was queued and nothing could be popped."""
+        if self._stalled_since is None:
+            return self._stall_seconds
+        return self._stall_seconds + now - self._stalled_since
+
+
+class Receiver:
+    """The receiving side of one peer: takes messages in their order and says what to acknowledge.
+
+    Attributes
+    ----------
+    expected
+        Number of the next message.
+    duplicates, gaps
+        Messages refused because they were had before, or because one before them is missing.
+    """
+
+    __slots__ = ("expected", "duplicates", "gaps", "_pending")
+
+    def __init__(self) -> None:
+        self.expected = 1
+        self.duplicates = 0
+        self.gaps = 0
+        self._pending = False
+
+    def accept(self, seq: int) -> bool:
+        """Return whether message ``seq`` is the expected one, and so is to be processed."""
+        if seq == self.expected:
+            self.expected = seq + 1
+            self._pending = True
+            return True
+        if seq < self.expected:
+            self.duplicates += 1
+            self._pending = True  # its acknowledgement was lost
+        else:
+            self.gaps += 1
+        return False
+
+    def acknowledge(self) -> Optional[int]:
+        """Return the number up to which all has been received; None where nothing arrived since the last call."""
+        if not self._pending:
+            return None
+        self._pending = False
+        return self.expected - 1
