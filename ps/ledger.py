@@ -16,7 +16,9 @@ Two buffers alternate, value and accumulator, so that answers are sent from them
 accumulates in the value of round ``v - 1``: no answer from it can be outstanding, because every worker has
 pushed to round ``v``, and a worker pushes to a key only when its previous operation on it has its answer.
 
-float16 is summed in float32 and rounded once when a range completes; other types are summed as they are.
+float16 is summed in float32 and rounded once when a range completes; other types are summed as they are. A sum
+out of range is inf (or wraps, for integers), as NumPy has it; whether NumPy warns of that is the caller's choice
+(``np.errstate``), made once and not per push.
 """
 
 from __future__ import annotations
@@ -181,8 +183,7 @@ class Ledger:
         if complete == lowest:
             return None
         if self._result is not sums:
-            with np.errstate(over="ignore"):  # a sum beyond float16's range is inf, and that is the answer
-                self._result[lowest - base : complete - base] = sums[lowest - base : complete - base]  # type: ignore[index]
+            self._result[lowest - base : complete - base] = sums[lowest - base : complete - base]  # type: ignore[index]
         if complete < self._end:
             return lowest, complete
         self._close()

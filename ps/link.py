@@ -23,10 +23,10 @@ from __future__ import annotations
 
 from collections import deque
 from heapq import heappop, heappush
-from typing import Iterable, Iterator, Optional
+from typing import Iterable, Iterator, Optional, Union
 
 from ps.config import MIB, CommConfig
-from ps.messages import Span, SpanKind
+from ps.messages import Data, Span, SpanKind, encode
 
 __all__ = ["Transfer", "Message", "Link", "LinkGroup", "Receiver", "MESSAGE_BYTES", "MAX_SPANS"]
 
@@ -102,20 +102,48 @@ class Transfer:
 
 
 class Message:
-    """A numbered message on its way: kept, with the payload that it refers to, until it is acknowledged."""
+    """A numbered message on its way: kept, with the payload that it refers to, until it is acknowledged.
 
-    __slots__ = ("seq", "spans", "payload", "nbytes", "sent_at", "backlogged", "header")
+    Attributes
+    ----------
+    parts
+        Payload of the spans that have one, in their order.
+    nbytes
+        Payload and ``MESSAGE_BYTES``.
+    backlogged
+        Whether more was queued on its link when it left.
+    alone
+        Whether nothing else was in flight on this host when it left.
+    """
+
+    __slots__ = ("seq", "spans", "parts", "nbytes", "sent_at", "backlogged", "alone", "_header")
 
     def __init__(
-        self, seq: int, spans: list[Span], payload: list[memoryview], nbytes: int, sent_at: float, backlogged: bool
+        self, seq: int, spans: list[Span], parts: list[memoryview], nbytes: int, sent_at: float, backlogged: bool
     ) -> None:
         self.seq = seq
         self.spans = spans
-        self.payload = payload  #: of the spans that have payload, in their order
-        self.nbytes = nbytes  #: payload and MESSAGE_BYTES
+        self.parts = parts
+        self.nbytes = nbytes
         self.sent_at = sent_at
-        self.backlogged = backlogged  #: more work was queued when it left
-        self.header: Optional[bytes] = None  #: the encoded header frame, kept by the transport for a resend
+        self.backlogged = backlogged
+        self.alone = False
+        self._header: Optional[bytes] = None
+
+    @property
+    def header(self) -> bytes:
+        """The header frame; encoded once, and kept for a resend."""
+        if self._header is None:
+            self._header = encode(Data(self.seq, self.spans))
+        return self._header
+
+    @property
+    def payload(self) -> Union[memoryview, bytes, None]:
+        """The payload frame: copied only where it has several parts, None where it has none."""
+        parts = self.parts
+        if len(parts) == 1:
+            return parts[0]
+        return b"".join(parts) if parts else None
 
     @property
     def partitions(self) -> int:
@@ -205,19 +233,17 @@ class Link:
             return None
         queue = self._queue
         spans: list[Span] = []
-        payload: list[memoryview] = []
+        parts: list[memoryview] = []
         payload_bytes = 0
         fusion_bytes = min(self.fusion_bytes, self.credit_bytes)
         max_spans = MAX_SPANS if fusion_bytes else 1
         while True:
             transfer = queue[0][2]
             start, count = transfer.next_range  # type: ignore[misc]  # a queued transfer has a next range
-            spans.append(
-                Span(transfer.kind, transfer.tensor_id, transfer.version, start, count, transfer.priority)
-            )
+            spans.append(Span(transfer.kind, transfer.tensor_id, transfer.version, start, count, transfer.priority))
             if transfer.payload is not None:
                 offset = (start - transfer.origin) * transfer.itemsize
-                payload.append(transfer.payload[offset : offset + transfer.next_bytes])
+                parts.append(transfer.payload[offset : offset + transfer.next_bytes])
                 payload_bytes += transfer.next_bytes
             self.queue_wait_seconds += now - transfer.queued_at
             if not transfer.advance():
@@ -229,7 +255,7 @@ class Link:
             next_bytes = queue[0][2].next_bytes
             if next_bytes and payload_bytes + next_bytes > fusion_bytes:
                 break
-        message = Message(self._next_seq, spans, payload, payload_bytes + MESSAGE_BYTES, now, bool(queue))
+        message = Message(self._next_seq, spans, parts, payload_bytes + MESSAGE_BYTES, now, bool(queue))
         self._next_seq += 1
         self._in_flight.append(message)
         self.in_flight_bytes += message.nbytes
@@ -290,13 +316,24 @@ class LinkGroup:
         Ranks of the peers.
     bounded_skew
         Whether links wait for the slowest one that has work.
+
+    Attributes
+    ----------
+    links
+        By rank of the peer.
+    skew_bytes
+        How far a link may be ahead of the slowest one that has work (or by one message, where that is larger).
+    credit_stall_seconds
+        Time up to the last ``pop`` in which work was queued and nothing could be popped.
+    bytes_sent, messages_sent, partitions_sent, queue_wait_seconds
+        Sums of the counters of the links.
     """
 
     def __init__(self, peers: Iterable[int], bounded_skew: bool = True) -> None:
         self.links = {peer: Link(peer) for peer in peers}
         self.skew_bytes = 0
         self._bounded_skew = bounded_skew
-        self._stall_seconds = 0.0
+        self.credit_stall_seconds = 0.0
         self._stalled_since: Optional[float] = None
         self.configure(CommConfig())
 
@@ -321,38 +358,55 @@ class LinkGroup:
         """Return the next message and its link: of the links that have work and credit, the one that sent least."""
         slowest: Optional[Link] = None
         chosen: Optional[Link] = None
+        alone = True
         for link in self.links.values():
+            if link.in_flight_bytes:
+                alone = False
             if link._queue:
                 progress = link.progress_bytes
                 if slowest is None or progress < slowest.progress_bytes:
                     slowest = link
                 if (chosen is None or progress < chosen.progress_bytes) and link.ready:
                     chosen = link
+        if self._stalled_since is not None:
+            self.credit_stall_seconds += now - self._stalled_since
+            self._stalled_since = None
         if slowest is None:
             return None
-        message = None
-        if chosen is not None and (chosen is slowest or self._keeps_step(chosen, slowest)):
-            message = chosen.pop(now)
+        message = chosen.pop(now) if chosen is not None and self._in_step(chosen, slowest) else None
         if chosen is None or message is None:
-            if self._stalled_since is None:
-                self._stalled_since = now
+            self._stalled_since = now
             return None
-        if self._stalled_since is not None:
-            self._stall_seconds += now - self._stalled_since
-            self._stalled_since = None
+        message.alone = alone
         return chosen, message
 
-    def _keeps_step(self, link: Link, slowest: Link) -> bool:
+    def _in_step(self, link: Link, slowest: Link) -> bool:
+        """Whether ``link`` would still keep step with the ``slowest`` one after one more message."""
         lead_bytes = link.progress_bytes - slowest.progress_bytes
-        if not self._bounded_skew or not lead_bytes:
+        if not lead_bytes or not self._bounded_skew:
             return True
         return lead_bytes + max(link._queue[0][2].next_bytes, link.fusion_bytes) <= self.skew_bytes
 
-    def credit_stall(self, now: float) -> float:
-        """Return the seconds, since the start, in which work was queued and nothing could be popped."""
-        if self._stalled_since is None:
-            return self._stall_seconds
-        return self._stall_seconds + now - self._stalled_since
+    @property
+    def queued(self) -> bool:
+        """Whether any link has work that has not left yet."""
+        return any(link._queue for link in self.links.values())
+
+    @property
+    def bytes_sent(self) -> int:
+        return sum(link.bytes_sent for link in self.links.values())
+
+    @property
+    def messages_sent(self) -> int:
+        return sum(link.messages_sent for link in self.links.values())
+
+    @property
+    def partitions_sent(self) -> int:
+        return sum(link.partitions_sent for link in self.links.values())
+
+    @property
+    def queue_wait_seconds(self) -> float:
+        return sum(link.queue_wait_seconds for link in self.links.values())
 
 
 class Receiver:
