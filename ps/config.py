@@ -83,6 +83,9 @@ class Role(str, enum.Enum):
     WORKER = "worker"
 
 
+#: Launchers number their processes with these; a node without gets the lowest free rank of its role.
+_RANK_VARIABLES = {Role.WORKER: "DMLC_WORKER_ID", Role.SERVER: "DMLC_SERVER_ID"}
+
 _T = TypeVar("_T")
 
 
@@ -132,6 +135,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     job: str = "default"
     interface: str = ""
     node_host: str = ""
+    preferred_rank: int = -1  #: the rank that this node asks for; -1 leaves it to the scheduler
     config: CommConfig = CommConfig()
     tuner: str = "rule"
     deadline_seconds: float = 600.0
@@ -176,6 +180,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             job=env.get("AUTOBYTE_JOB", str, "default", "a name for the job"),
             interface=env.get("DMLC_INTERFACE", str, "", "a network interface"),
             node_host=env.get("DMLC_NODE_HOST", str, "", "this host's address"),
+            preferred_rank=env.get(_RANK_VARIABLES[role], _integer(0, 65535), -1, "a rank, 0 to 65535")
+            if role in _RANK_VARIABLES
+            else -1,
             config=config,
             tuner=env.get("AUTOBYTE_TUNER", str, "rule", "a tuner's name"),
             deadline_seconds=env.get("AUTOBYTE_DEADLINE_SECONDS", _seconds, 600.0, "seconds above 0"),

@@ -168,7 +168,10 @@ class Peer(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Register(msgspec.Struct, array_like=True, frozen=True, tag=1):
-    """Node -> scheduler, repeated until answered. ``token`` tells a repeat from a stranger."""
+    """Node -> scheduler, repeated until answered. ``token`` tells a repeat from a stranger.
+
+    ``preferred`` is the rank that the node asks for; -1 leaves it to the scheduler.
+    """
 
     protocol: int
     job: str
@@ -179,6 +182,7 @@ class Register(msgspec.Struct, array_like=True, frozen=True, tag=1):
     host: str
     pid: int
     token: int
+    preferred: int = -1
 
 
 class Registered(msgspec.Struct, array_like=True, frozen=True, tag=2):
