@@ -1,11 +1,12 @@
 """A node's running counters, turned into one :class:`~ps.stats.Observation` per window.
 
-The loops call the small methods as things happen; once per window they take an observation, which starts the next window. What the
-links count themselves (:class:`LinkTotals`) is read at the end of the window instead of being counted twice.
+The loops call the small methods as things happen; once per window they take an observation, which starts the next
+window. What the links count themselves (:class:`LinkTotals`) is read at the end of the window instead of being counted
+twice.
 
 Steps are told apart by the first key: a worker calls :meth:`Counters.step_began` when its version advances. A change of
-configuration falls into the middle of a step, and other nodes hear of it a little later, so the step in progress and the next one
-belong to no configuration and are not reported.
+configuration falls into the middle of a step, and other nodes hear of it a little later, so the step in progress and
+the next one belong to no configuration and are not reported.
 
 Pure: times are parameters (seconds, monotonic).
 """
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from typing import Optional, Protocol, Sequence
+from typing import NamedTuple, Optional, Protocol, Sequence
 
 from ps.config import Role
 from ps.estimate import HostEstimate
@@ -48,20 +49,31 @@ class LinkTotals(Protocol):
     def credit_stall_seconds(self) -> float: ...
 
 
+class _Totals(NamedTuple):
+    """What is counted since the start, as it was when the window began."""
+
+    bytes_sent: int = 0
+    messages_sent: int = 0
+    partitions_sent: int = 0
+    queue_wait_seconds: float = 0.0
+    credit_stall_seconds: float = 0.0
+    cpu_seconds: float = 0.0
+
+
 class Counters:
     """Counts what one node does; see the module docstring.
 
     Parameters
     ----------
     role, rank, num_workers, num_servers
-        Of this node and its job, copied to every observation.
+        Of this node and its job, copied to every observation. ``rank`` may be set later.
     now
         When the first window begins.
     """
 
     def __init__(self, role: Role, rank: int, num_workers: int, num_servers: int, now: float) -> None:
+        self.rank = rank
         self._role = role
-        self._rank = rank
         self._num_workers = num_workers
         self._num_servers = num_servers
         self._epoch = 0
@@ -71,9 +83,9 @@ class Counters:
         self._steps_to_drop = 0
         self._pushed_tensors = self._pushed_bytes = 0  # in the step in progress
         self._tensors = self._model_bytes = 0  # in the last whole step
-        # totals since the start
+        # since the start
         self._malformed = 0
-        self._sent = (0, 0, 0, 0.0, 0.0, 0.0)  # totals at the window's begin
+        self._totals = _Totals()  # at the window's begin
         self._start_window()
 
     def _start_window(self) -> None:
@@ -152,8 +164,8 @@ class Counters:
         cpu_seconds
             CPU time of the process since its start.
         """
-        before = self._sent
-        self._sent = (
+        before = self._totals
+        self._totals = _Totals(
             links.bytes_sent,
             links.messages_sent,
             links.partitions_sent,
@@ -161,10 +173,11 @@ class Counters:
             links.credit_stall_seconds,
             cpu_seconds,
         )
-        partitions_sent = links.partitions_sent - before[2]
+        waited_seconds = links.queue_wait_seconds - before.queue_wait_seconds
+        partitions_sent = links.partitions_sent - before.partitions_sent
         observation = Observation(
             role=self._role,
-            rank=self._rank,
+            rank=self.rank,
             epoch=self._epoch,
             window_seconds=now - self._window_began,
             num_workers=self._num_workers,
@@ -175,17 +188,17 @@ class Counters:
             backward_seconds=_median(self._backward_seconds),
             tensors=self._tensors,
             model_bytes=self._model_bytes,
-            bytes_sent=links.bytes_sent - before[0],
+            bytes_sent=links.bytes_sent - before.bytes_sent,
             bytes_received=self._bytes_received,
-            messages_sent=links.messages_sent - before[1],
+            messages_sent=links.messages_sent - before.messages_sent,
             partitions_sent=partitions_sent,
-            queue_wait_seconds=(links.queue_wait_seconds - before[3]) / partitions_sent if partitions_sent else None,
-            credit_stall_seconds=links.credit_stall_seconds - before[4],
+            queue_wait_seconds=waited_seconds / partitions_sent if partitions_sent else None,
+            credit_stall_seconds=links.credit_stall_seconds - before.credit_stall_seconds,
             ack_seconds=_median(self._ack_seconds),
             bandwidth_bytes_per_second=estimates.bandwidth_bytes_per_second,
             latency_seconds=estimates.latency_seconds,
             overhead_seconds=estimates.overhead_seconds,
-            cpu_seconds=cpu_seconds - before[5],
+            cpu_seconds=cpu_seconds - before.cpu_seconds,
             sum_bytes=self._sum_bytes,
             sum_seconds=self._sum_seconds,
             malformed=self._malformed,

@@ -2,13 +2,15 @@
 
 Three quantities, each from the one source that identifies it:
 
-* **bandwidth** B of the host's sending side: acknowledged bytes over time, counted only while the wire was busy. It is taken
-  over all links of the host together and over windows of many messages; per link, or from single messages, it is 5 to 30 % off;
-* **latency** L, one way: half of a low percentile of the round trips of small messages that met an empty host. Queueing and
-  scheduling only ever add to a round trip, so the low end is the truth;
-* **overhead** o per message: the communication thread's CPU time over the messages that it handled. Acknowledgements cannot tell it
-  from latency. The part that grows with the bytes (copies, checksums) is no overhead: counting it would make the overhead
-  grow with the partition that is chosen from it, so it is separated by regression as soon as messages of different sizes were seen.
+* **bandwidth** B of the host's sending side: acknowledged bytes over time, counted only while the wire was busy. It is
+  taken over all links of the host together and over windows of many messages; per link, or from single messages, it
+  is 5 to 30 % off;
+* **latency** L, one way: half of a low percentile of the round trips of small messages that met an empty host. Queueing
+  and scheduling only ever add to a round trip, so the low end is the truth;
+* **overhead** o per message: the communication thread's CPU time over the messages that it handled. Acknowledgements
+  cannot tell it from latency. The part that grows with the bytes (copies, system calls) is no overhead: counting it
+  would make the overhead grow with the partition that is chosen from it, so a regression separates it as soon as
+  messages of different sizes were seen.
 
 A host that sends less than it could because its credit is small shows a bandwidth below the true one; a tuner that
 answers with more credit sees it rise, so the error heals itself upwards.
@@ -108,8 +110,10 @@ class HostEstimator:
         self._window_seconds = 0.0
 
     def thread_time(self, cpu_seconds: float, messages: int, message_bytes: int) -> None:
-        """Take note that the communication thread used ``cpu_seconds`` of CPU for ``messages`` (sent and received, acknowledgements
-        not counted) of together ``message_bytes``; call it once per window of about a second."""
+        """Take note of the CPU time that the communication thread used in a window of about a second.
+
+        It handled so many messages (sent and received, acknowledgements not counted) of so many bytes together.
+        """
         if messages > 0 and cpu_seconds > 0:
             self._overhead.add(messages, cpu_seconds / messages, message_bytes / messages)
 
@@ -136,8 +140,8 @@ class HostEstimator:
 class _Overhead:
     """Cost of a message = overhead + cost per byte * size: a regression over windows that forgets the past.
 
-    Where sizes do not differ the slope is not identifiable; it then stays what it was (0 at first, which makes the overhead an
-    upper bound, and too large an overhead is the mild error).
+    Where sizes do not differ the slope is not identifiable; it then stays what it was (0 at first, which makes the
+    overhead an upper bound, and too large an overhead is the mild error).
     """
 
     def __init__(self) -> None:
