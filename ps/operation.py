@@ -1,0 +1,104 @@
+"""One push, pull or push-pull of one tensor by one worker, and the handle that its caller waits on.
+
+An :class:`Operation` is what a user's thread hands to the communication thread. It owns no memory: ``send`` and
+``receive`` belong to the communication thread from ``submit`` until ``done`` is called, and may be the same array,
+since an answer for a range implies that the server has that range already.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any, Callable, Optional
+
+from ps.errors import AutoByteError, DeadlineExceeded
+from ps.messages import SpanKind, Tensor
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["Operation", "Handle", "VERBS"]
+
+#: How an operation is called in messages to the user.
+VERBS = {SpanKind.INIT: "init", SpanKind.PUSH_PULL: "push_pull", SpanKind.PUSH: "push", SpanKind.PULL: "pull"}
+
+
+class Operation:
+    """What is to be done with one tensor.
+
+    Parameters
+    ----------
+    tensor
+        As :meth:`ps.Worker.tensor` returns it.
+    kind
+        ``PUSH_PULL``, ``PUSH`` or ``PULL`` (``INIT`` is the worker's own).
+    send, receive
+        One-dimensional C-contiguous arrays of the tensor's dtype and size; None where the kind needs none.
+    priority
+        Larger is more urgent, as in MXNet.
+    done
+        Called once, on the communication thread, with None or the error. It must not block.
+    """
+
+    __slots__ = ("tensor", "kind", "send", "receive", "priority", "done", "version", "remaining", "started_at")
+
+    def __init__(
+        self,
+        tensor: Tensor,
+        kind: SpanKind,
+        send: Optional[NDArray[Any]],
+        receive: Optional[NDArray[Any]],
+        priority: int,
+        done: Callable[[Optional[AutoByteError]], None],
+    ) -> None:
+        self.tensor = tensor
+        self.kind = kind
+        self.send = send
+        self.receive = receive
+        self.priority = priority
+        self.done = done
+        self.version = 0
+        self.remaining = 0
+        self.started_at = 0.0
+
+    def __str__(self) -> str:
+        return f"{VERBS[self.kind]}({self.tensor.spec.name!r}), round {self.version}"
+
+
+class Handle:
+    """The pending result of an asynchronous call of :class:`ps.Worker`."""
+
+    __slots__ = ("_event", "_error", "_result", "_what", "_limit_seconds")
+
+    def __init__(self, what: str, limit_seconds: float, result: Optional[NDArray[Any]] = None) -> None:
+        self._event = threading.Event()
+        self._error: Optional[AutoByteError] = None
+        self._result = result
+        self._what = what
+        self._limit_seconds = limit_seconds
+
+    @property
+    def done(self) -> bool:
+        """Whether :meth:`wait` would return (or raise) at once."""
+        return self._event.is_set()
+
+    def complete(self, error: Optional[AutoByteError]) -> None:
+        """Called by the communication thread: the operation has ended."""
+        self._error = error
+        self._event.set()
+
+    def wait(self, timeout_seconds: Optional[float] = None) -> Optional[NDArray[Any]]:
+        """Wait for the end of the operation and return its result (None for a push).
+
+        Raises
+        ------
+        AutoByteError
+            The operation failed; the class tells why (:mod:`ps.errors`).
+        DeadlineExceeded
+            ``timeout_seconds`` (default: the job's deadline and a little more) passed. The operation goes on.
+        """
+        limit = self._limit_seconds if timeout_seconds is None else timeout_seconds
+        if not self._event.wait(limit):
+            raise DeadlineExceeded(f"{self._what}: not complete after {limit:g} s")
+        if self._error is not None:
+            raise self._error
+        return self._result

@@ -1,0 +1,239 @@
+"""The server process: sums what the workers push, and answers by itself.
+
+One loop owns everything. A turn takes what arrived, has the book of the shards (:mod:`ps.shards`) sum it, queues the
+answers for ranges that became complete on the links to the workers, acknowledges, and sends what the links let go. An
+answer uses the same queue, priorities, credit and acknowledgements as a push, in the other direction, so both
+directions of every wire are busy at once.
+
+Nothing that a worker sends can end this process: what is not a message of this job is counted and dropped, what is
+wrong with an operation goes back to the worker as an error that names key, rank and round.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import time
+from typing import Optional
+
+import zmq
+
+from ps import messages
+from ps.config import Role, Settings
+from ps.errors import AutoByteError, ErrorCode, SettingsError
+from ps.ledger import LedgerError
+from ps.link import Receiver
+from ps.membership import Membership
+from ps.messages import Span
+from ps.network import bind_host
+from ps.shards import Answer, ShardBook
+from ps.traffic import Traffic
+from ps.transport import ServerLane, keep_freed_memory, new_context
+
+__all__ = ["Server", "main"]
+
+log = logging.getLogger("autobyte.server")
+
+#: Messages taken before acknowledgements and answers get their turn.
+RECEIVE_BATCH = 8
+CHECK_SECONDS = 0.25
+
+
+class _Worker:
+    """One worker as this server sees it."""
+
+    __slots__ = ("identity", "receiver")
+
+    def __init__(self) -> None:
+        self.identity = b""  # empty until its hello has come
+        self.receiver = Receiver()
+
+
+class Server:
+    """A server's state and its loop."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self._workers = [_Worker() for _ in range(settings.num_workers)]
+        self._rank_of: dict[bytes, int] = {}
+        self._traffic = Traffic(settings, range(settings.num_workers), bounded_skew=False)
+        self._next_check = 0.0
+        self._ending: Optional[str] = None
+
+    def run(self) -> int:
+        """Take part in the job until it ends; return the process's exit code."""
+        context = new_context()
+        self._lane = ServerLane(context)
+        try:
+            address = self._lane.bind(bind_host(self.settings))
+            self._membership = Membership(self.settings, context, address)
+            try:
+                self.rank, started = self._membership.register()
+                self._session = started.session
+                self._book = ShardBook(self.rank, self.settings.num_workers, started.deadline_seconds)
+                self._traffic.counters.rank = self.rank
+                self._traffic.configure(started.config)
+                self._loop()
+                self._membership.send(messages.Leave(self._ending or ""))
+            finally:
+                self._membership.close()
+        finally:
+            self._lane.close()
+            context.term()
+        if self._ending:
+            print(f"autobyte-server {self.rank}: {self._ending}", file=sys.stderr)
+        return 1 if self._ending else 0
+
+    def stop(self, reason: str) -> None:
+        """End the loop at its next turn. Safe in a signal handler."""
+        self._ending = reason
+
+    # ------------------------------------------------------------------------------------- the loop
+
+    def _loop(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._membership.socket, zmq.POLLIN)
+        poller.register(self._lane.socket, zmq.POLLIN)
+        while self._ending is None:
+            wait = min(self._next_check - time.monotonic(), CHECK_SECONDS)
+            ready = dict(poller.poll(max(0, int(wait * 1000) + (wait > 0))))
+            now = time.monotonic()
+            # Control first: a tensor is announced on this socket before its data can come on the other one.
+            for message in self._membership.receive(now):
+                self._control(message, now)
+            if self._lane.socket in ready:
+                self._receive(now)
+            self._send(now)
+            if now >= self._next_check:
+                self._next_check = now + CHECK_SECONDS
+                self._check(now)
+
+    def _send(self, now: float) -> None:
+        for worker in self._workers:
+            seq = worker.receiver.acknowledge()
+            if seq is not None:
+                self._lane.send(worker.identity, messages.encode(messages.Ack(seq)), None)
+        while True:
+            popped = self._traffic.pop(now)
+            if popped is None:
+                return
+            peer, message = popped
+            # Where the worker is not connected the link keeps the message until its next hello.
+            self._lane.send(self._workers[peer].identity, message.header, message.payload)
+
+    # ------------------------------------------------------------------------------ from the workers
+
+    def _receive(self, now: float) -> None:
+        for _ in range(RECEIVE_BATCH):
+            parts = self._lane.receive()
+            if parts is None:
+                return
+            message = messages.decode_data(parts[1]) if 2 <= len(parts) <= 3 else None
+            rank = self._rank_of.get(parts[0])
+            if isinstance(message, messages.Hello):
+                self._hello(parts[0], message, now)
+            elif message is None or rank is None:
+                self._traffic.counters.malformed()
+            elif isinstance(message, messages.Data):
+                if self._workers[rank].receiver.accept(message.seq):
+                    payload = parts[2].buffer if len(parts) == 3 else None
+                    self._receive_data(rank, message, payload, now)
+            else:
+                self._traffic.acknowledged(rank, message.seq, now)
+
+    def _hello(self, identity: bytes, hello: messages.Hello, now: float) -> None:
+        known = 0 <= hello.rank < len(self._workers)
+        if hello.job != self.settings.job or hello.session != self._session or not known:
+            self._traffic.counters.malformed()
+            return
+        worker = self._workers[hello.rank]
+        worker.identity = identity
+        self._rank_of[identity] = hello.rank
+        if hello.answer:
+            answer = messages.Hello(self.settings.job, self._session, self.rank, worker.receiver.expected, False)
+            self._lane.send(identity, messages.encode(answer), None)
+        try:
+            again = self._traffic.resume(hello.rank, hello.expected, now)
+        except ValueError as error:
+            log.warning("worker %d: %s", hello.rank, error)
+            self._traffic.counters.malformed()
+            return
+        for old in again:
+            self._lane.send(identity, old.header, old.payload)
+
+    def _receive_data(self, rank: int, message: messages.Data, payload: Optional[memoryview], now: float) -> None:
+        offset = 0
+        began = time.perf_counter()
+        for span in message.spans:
+            try:
+                answers, offset = self._book.take(rank, span, payload, offset, now)
+            except LedgerError as error:
+                self._refuse(rank, span, error, now)
+                return
+            for answer in answers:
+                self._answer(answer, now)
+        self._traffic.counters.received(offset)
+        self._traffic.counters.summed(offset, time.perf_counter() - began)
+
+    def _refuse(self, rank: int, span: Span, error: LedgerError, now: float) -> None:
+        log.warning("%s", error)
+        self._answer(Answer.failure(rank, span, ErrorCode.TENSOR, str(error)), now)
+
+    def _answer(self, answer: Answer, now: float) -> None:
+        self._traffic.put(answer.rank, answer.transfer(self._traffic.config), now)
+
+    # -------------------------------------------------------------------------- from the scheduler
+
+    def _control(self, message: messages.ControlMessage, now: float) -> None:
+        if isinstance(message, messages.AddTensors):
+            self._book.add(message.tensors)
+            self._membership.send(messages.TensorsAdded(message.call))
+        elif isinstance(message, messages.ConfigUpdate):
+            self._traffic.configure(message.config)
+            self._membership.send(messages.ConfigConfirmed(message.config.epoch))
+        elif isinstance(message, messages.PeerGone):
+            self._peer_gone(message, now)
+        elif isinstance(message, messages.Shutdown):
+            self._ending = message.error
+
+    def _peer_gone(self, gone: messages.PeerGone, now: float) -> None:
+        if gone.peer.role is Role.SCHEDULER:
+            self._ending = f"the scheduler was lost: {gone.reason}"
+        elif gone.peer.role is Role.WORKER:
+            verb = "was lost" if gone.lost else "has finished"
+            for answer in self._book.worker_gone(gone.peer.rank, f"{verb}: {gone.reason}" if gone.lost else verb):
+                self._answer(answer, now)
+
+    # ---------------------------------------------------------------------------------- time passes
+
+    def _check(self, now: float) -> None:
+        for line in self._book.slow_rounds(now):
+            log.warning("%s", line)
+        for answer in self._book.expired_rounds(now):
+            self._answer(answer, now)
+        observation = self._traffic.report(now)
+        if observation is not None:
+            self._membership.send(messages.Report(observation))
+
+
+def main() -> None:
+    """Run a server with the settings of the environment: the command ``autobyte-server``."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    try:
+        server = Server(Settings.from_env(Role.SERVER))
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: server.stop("stopped by a signal"))
+        keep_freed_memory()
+        code = server.run()
+    except SettingsError as error:
+        print(f"autobyte-server: {error}", file=sys.stderr)
+        code = 2
+    except AutoByteError as error:
+        print(f"autobyte-server: {error}", file=sys.stderr)
+        code = 1
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""Buffers that snapshots of pushed values live in until they are on the servers.
+
+A fresh buffer costs a page fault for every 4 KiB, more than the copy into it; so buffers are used again. Taken on the
+caller's thread, given back on the communication thread.
+"""
+
+from __future__ import annotations
+
+import collections
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Staging"]
+
+
+class Staging:
+    """A pool of one-dimensional arrays, by dtype and size."""
+
+    def __init__(self) -> None:
+        self._free: dict[tuple[str, int], collections.deque[NDArray[Any]]] = collections.defaultdict(collections.deque)
+
+    def take(self, size: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+        """Return an array of ``size`` elements with arbitrary content."""
+        try:
+            return self._free[dtype.name, size].pop()
+        except IndexError:
+            return np.empty(size, dtype)
+
+    def give_back(self, array: NDArray[Any]) -> None:
+        """Return an array that nobody uses any more."""
+        self._free[array.dtype.name, array.size].append(array)

@@ -1,0 +1,255 @@
+"""The worker: tensors in, sums out. NumPy arrays only; the MXNet store in :mod:`ps.mxnet` is built on it.
+
+Everything here runs on the caller's thread and is short: check the arguments, take a snapshot, post to the
+communication thread (:mod:`ps.communication`). Nothing blocks except ``wait``, ``init``, ``barrier`` and ``close``.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from types import TracebackType
+from typing import Any, Mapping, Optional, Type, Union
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ps.communication import CommunicationThread
+from ps.config import CommConfig, Role, Settings
+from ps.errors import AutoByteError, Closed, TensorError
+from ps.messages import SpanKind, Tensor
+from ps.operation import VERBS, Handle, Operation
+from ps.staging import Staging
+from ps.transport import keep_freed_memory
+
+__all__ = ["Worker", "DTYPES"]
+
+#: What the servers can sum. float16 is summed in float32 and rounded once.
+DTYPES = frozenset(["float16", "float32", "float64", "int8", "uint8", "int32", "int64"])
+
+
+class Worker:
+    """This process's part in the job: a connection to the scheduler and to every server.
+
+    All ranks initialise the same keys, then push and pull them. A *round* of a key is one push by every worker; its
+    result is the sum, the same on all ranks. Operations on one key take effect in program order; operations on
+    different keys overlap, the more urgent first. Arguments are snapshots: they may be changed as soon as the
+    call returns.
+
+    Parameters
+    ----------
+    settings
+        Default: read from the environment (``DMLC_*`` and ``AUTOBYTE_*``).
+
+    Raises
+    ------
+    SettingsError, RegistrationRefused, DeadlineExceeded
+        The job could not be joined; the text tells which variable or node is concerned.
+
+    Examples
+    --------
+    >>> with ps.Worker() as worker:                                # doctest: +SKIP
+    ...     worker.init("weight", np.zeros(4, "float32"))
+    ...     worker.push_pull("weight", np.ones(4, "float32")).wait()
+    array([2., 2., 2., 2.], dtype=float32)
+    """
+
+    def __init__(self, settings: Optional[Settings] = None) -> None:
+        settings = settings or Settings.from_env(Role.WORKER)
+        keep_freed_memory()
+        self._thread = CommunicationThread(settings)
+        self._thread.start_and_wait()
+        self._staging = Staging()
+        self._closed = False
+        self._close_lock = threading.Lock()
+        # The communication thread shares the interpreter with the training thread: the default of 5 ms
+        # between switches doubles the duration of a step (docs/architecture.md).
+        self._switch_interval_seconds = sys.getswitchinterval()
+        sys.setswitchinterval(settings.switch_interval_seconds)
+
+    # ------------------------------------------------------------------------------------ who and what
+
+    @property
+    def rank(self) -> int:
+        """This worker's number, 0 to ``num_workers - 1``."""
+        return self._thread.rank
+
+    @property
+    def num_workers(self) -> int:
+        return self._thread.settings.num_workers
+
+    @property
+    def num_servers(self) -> int:
+        return self._thread.settings.num_servers
+
+    @property
+    def deadline_seconds(self) -> float:
+        """The job's deadline: nothing waits for longer."""
+        return self._thread.deadline_seconds
+
+    @property
+    def config(self) -> CommConfig:
+        """The configuration in use, with its epoch."""
+        return self._thread.traffic.config
+
+    def tensor(self, name: str) -> Tensor:
+        """Return what was agreed about ``name``: shape, dtype, number, shards.
+
+        Raises
+        ------
+        TensorError
+            The key is not initialised.
+        """
+        tensor = self._thread.tensors.get(name)
+        if tensor is None:
+            known = ", ".join(map(repr, sorted(self._thread.tensors)[:8])) or "none"
+            raise TensorError(
+                f"key {name!r} is not initialised on worker {self.rank} (initialised: {known}); call init first"
+            )
+        return tensor
+
+    def statistics(self) -> dict[str, Any]:
+        """Return totals since the start: bytes, messages, partitions, steps, and the present configuration."""
+        return self._thread.statistics()
+
+    # ------------------------------------------------------------------------------------- operations
+
+    def init(self, key: Union[str, Mapping[str, ArrayLike]], value: Optional[ArrayLike] = None) -> None:
+        """Give keys their first value: rank 0's. Collective: returns when all ranks may use the keys.
+
+        Parameters
+        ----------
+        key, value
+            One key and its value, or a mapping of several (one round trip for all).
+
+        Raises
+        ------
+        TensorError
+            The ranks disagree about shape or dtype, the key exists, or the dtype cannot be summed.
+        DeadlineExceeded
+            A rank did not initialise the key.
+        """
+        named = {key: value} if isinstance(key, str) else key
+        values = {}
+        for name, item in named.items():
+            array = np.array(item, order="C")
+            if array.dtype.name not in DTYPES:
+                raise TensorError(f"init({name!r}): dtype {array.dtype} cannot be summed; use one of {sorted(DTYPES)}")
+            values[name] = array
+        self._thread.init(values).wait()
+
+    def push(self, key: str, value: ArrayLike, priority: int = 0) -> Handle:
+        """Add ``value`` to the key's round. The handle completes when all workers have pushed."""
+        tensor = self.tensor(key)
+        stage = self._snapshot(SpanKind.PUSH, tensor, value)
+        return self._submit(tensor, SpanKind.PUSH, stage, None, priority, None)
+
+    def pull(self, key: str, out: Optional[NDArray[Any]] = None, priority: int = 0) -> Handle:
+        """Fetch the value that the key has after this worker's earlier operations. ``wait`` returns it.
+
+        Parameters
+        ----------
+        out
+            Where to write it: C-contiguous, of the key's shape and dtype; default: a new array.
+        """
+        tensor = self.tensor(key)
+        target = self._output(SpanKind.PULL, tensor, out)
+        return self._submit(tensor, SpanKind.PULL, None, target.reshape(-1), priority, target)
+
+    def push_pull(
+        self, key: str, value: ArrayLike, out: Optional[NDArray[Any]] = None, priority: int = 0
+    ) -> Handle:
+        """Push ``value`` and fetch the round's sum, range by range as the servers complete it."""
+        tensor = self.tensor(key)
+        target = self._output(SpanKind.PUSH_PULL, tensor, out)
+        stage = self._snapshot(SpanKind.PUSH_PULL, tensor, value)
+        return self._submit(tensor, SpanKind.PUSH_PULL, stage, target.reshape(-1), priority, target)
+
+    def submit(self, operation: Operation) -> None:
+        """Queue a ready-made operation without any copy or check; for stores built on this class."""
+        self._thread.submit(operation)
+
+    def barrier(self, name: str = "") -> None:
+        """Wait until every worker has entered the barrier of this ``name``.
+
+        Raises
+        ------
+        DeadlineExceeded, PeerLost
+            A rank did not come; the text names it.
+        """
+        self._thread.barrier(name).wait()
+
+    # ------------------------------------------------------------------------------- tuning and the end
+
+    def configure(self, config: CommConfig) -> None:
+        """Use ``config`` at this worker alone, from its next operation on, until the scheduler sends another."""
+        self._thread.configure(config)
+
+    def note_training(self, forward_seconds: float, backward_seconds: float) -> None:
+        """Report how long the last step computed, for the tuner."""
+        self._thread.post(lambda: self._thread.traffic.counters.note_training(forward_seconds, backward_seconds))
+
+    def close(self, error: str = "") -> None:
+        """Wait for what is pending and leave the job. With ``error`` leave at once: the job has failed."""
+        with self._close_lock:
+            if self._closed:
+                return
+            self._closed = True
+        self._thread.leave(error)
+        self._thread.join()
+        sys.setswitchinterval(self._switch_interval_seconds)
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(
+        self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
+    ) -> None:
+        self.close("" if error is None else f"worker {self.rank}: {kind.__name__ if kind else ''}: {error}")
+
+    # --------------------------------------------------------------------------------------- details
+
+    def _submit(
+        self,
+        tensor: Tensor,
+        kind: SpanKind,
+        stage: Optional[NDArray[Any]],
+        receive: Optional[NDArray[Any]],
+        priority: int,
+        result: Optional[NDArray[Any]],
+    ) -> Handle:
+        if self._closed:
+            raise Closed(f"{VERBS[kind]}({tensor.spec.name!r}): the store is closed")
+        limit_seconds = 10 * self.deadline_seconds  # operations before it on the same key have their deadlines too
+        handle = Handle(f"{VERBS[kind]}({tensor.spec.name!r})", limit_seconds, result)
+
+        def done(error: Optional[AutoByteError]) -> None:
+            if stage is not None:
+                self._staging.give_back(stage)
+            handle.complete(error)
+
+        self._thread.submit(Operation(tensor, kind, stage, receive, priority, done))
+        return handle
+
+    def _check(self, kind: SpanKind, tensor: Tensor, array: NDArray[Any], what: str) -> None:
+        spec = tensor.spec
+        if array.shape != spec.shape or array.dtype.name != spec.dtype:
+            raise TensorError(
+                f"{VERBS[kind]}({spec.name!r}): worker {self.rank} gave {what} of shape {array.shape} and dtype"
+                f" {array.dtype}; the key was initialised with shape {spec.shape} and dtype {spec.dtype}"
+            )
+
+    def _snapshot(self, kind: SpanKind, tensor: Tensor, value: ArrayLike) -> NDArray[Any]:
+        array = np.asarray(value)
+        self._check(kind, tensor, array, "a value")
+        stage = self._staging.take(array.size, array.dtype)
+        np.copyto(stage.reshape(array.shape), array)
+        return stage
+
+    def _output(self, kind: SpanKind, tensor: Tensor, out: Optional[NDArray[Any]]) -> NDArray[Any]:
+        if out is None:
+            return np.empty(tensor.spec.shape, tensor.spec.dtype)
+        self._check(kind, tensor, out, "an output")
+        if not (out.flags.c_contiguous and out.flags.writeable):
+            raise TensorError(f"{VERBS[kind]}({tensor.spec.name!r}): the output must be C-contiguous and writeable")
+        return out
