@@ -1,16 +1,16 @@
 """A node's client of the scheduler: registration, heartbeats, and noticing that the scheduler is gone.
 
-Lives in the node's own loop: the loop polls :attr:`Membership.socket`, calls :meth:`Membership.receive` when it is readable and at
-the latest after :meth:`Membership.next_wake`, and gets the messages that concern it. Heartbeats, repeats and whatever
-does not decode end here.
+Lives in the node's own loop, which polls :attr:`Membership.socket`, calls :meth:`Membership.receive` when it is
+readable and at the latest after :meth:`Membership.next_wake`, and gets the messages that concern it. Heartbeats,
+repeats and whatever does not decode end here.
 
-The scheduler may start after the node: the socket connects when there is something to connect to, and ``Register`` is repeated
-until the job starts. Later, the scheduler counts as lost in two ways, whichever is first:
+The scheduler may start after the node: the socket connects when there is something to connect to, and ``Register`` is
+repeated until the job starts. Later, the scheduler counts as lost in two ways, whichever is first:
 
 * its connection broke and was not made again within :data:`RECONNECT_SECONDS` (a process that ended closes its
   connections, so this is the quick one);
-* it was silent for ``silence_seconds`` (its host vanished, or it is stopped). Only time in which this node listened counts:
-  a node that was itself stopped for a minute finds the scheduler's messages waiting.
+* it was silent for ``silence_seconds`` (its host vanished, or it is stopped). Only time in which this node listened
+  counts: a node that was itself stopped for a minute finds the scheduler's messages waiting.
 
 The loss is reported once, as a ``PeerGone`` for the scheduler like that for any other node.
 """
@@ -42,7 +42,7 @@ REGISTER_SECONDS = 0.5
 RECONNECT_SECONDS = 2.5
 #: Unsent messages, such as a last Leave, delay the end of the process by at most this.
 LINGER_SECONDS = 1.0
-#: The node's loop comes by at least this often; what is longer is time in which it was stopped, and no silence of the scheduler's.
+#: The node's loop comes by at least this often; a longer turn was a stop of this node, no silence of the scheduler's.
 LONGEST_TURN_SECONDS = 1.0
 
 
@@ -81,7 +81,6 @@ class Membership:
         self.socket.setsockopt(zmq.MAXMSGSIZE, MAX_CONTROL_BYTES)
         self.socket.setsockopt(zmq.RECONNECT_IVL, 100)
         self.socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
-        self.socket.setsockopt(zmq.IPV6, ":" in root)
         self._monitor = self.socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
         self.socket.connect(network.endpoint(root, settings.root_port))
 
@@ -148,8 +147,8 @@ class Membership:
         seconds = self._settings.start_seconds
         if self.rank >= 0:
             return (
-                f"registered with the scheduler at {self._where} as {self._settings.role.value} {self.rank}, but the job"
-                f" did not start within {seconds:g} s: other nodes are missing (AUTOBYTE_START_SECONDS)"
+                f"registered with the scheduler at {self._where} as {self._settings.role.value} {self.rank}, but the"
+                f" job did not start within {seconds:g} s: other nodes are missing (AUTOBYTE_START_SECONDS)"
             )
         return (
             f"no answer from the scheduler at {self._where} within {seconds:g} s: is it running there?"
@@ -159,7 +158,7 @@ class Membership:
     # --------------------------------------------------------------------------------- the job runs
 
     def send(self, message: ControlMessage) -> None:
-        """Queue ``message`` for the scheduler; never blocks. Without a scheduler to take it, it is dropped in the end."""
+        """Queue ``message`` for the scheduler; never blocks."""
         try:
             self.socket.send(messages.encode(message), zmq.NOBLOCK)
         except zmq.ZMQError as error:
@@ -169,8 +168,8 @@ class Membership:
     def receive(self, now: float) -> list[ControlMessage]:
         """Return what the scheduler has sent to this node, and send the heartbeat when it is due.
 
-        Never blocks. ``now`` is ``time.monotonic()``. When the scheduler is lost, the last message is a ``PeerGone`` for it,
-        once.
+        Never blocks. ``now`` is ``time.monotonic()``. When the scheduler is lost, the last message is a ``PeerGone``
+        for it, once.
         """
         seen: list[ControlMessage] = []
         self._silent_seconds += min(now - self._last_turn, LONGEST_TURN_SECONDS)
@@ -209,7 +208,7 @@ class Membership:
     def _take(self) -> list[ControlMessage]:
         """Return every message that is there; count and drop what is malformed."""
         taken = []
-        while self.socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+        while _readable(self.socket):
             parts = self.socket.recv_multipart(zmq.NOBLOCK)
             message = messages.decode_control(parts[0]) if len(parts) == 1 else None
             if message is None:
@@ -219,13 +218,17 @@ class Membership:
         return taken
 
     def _watch_connection(self, now: float) -> None:
-        while self._monitor.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+        while _readable(self._monitor):
             made = recv_monitor_message(self._monitor)["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
             self._broken_at = None if made else now
 
     def _why_lost(self, now: float) -> str:
         if self._silent_seconds > self._settings.silence_seconds:
-            return f"the scheduler at {self._where} was silent for {self._settings.silence_seconds:g} s"
+            return f"{self._where} was silent for {self._settings.silence_seconds:g} s"
         if self._broken_at is not None and now >= self._broken_at + RECONNECT_SECONDS:
-            return f"the connection to the scheduler at {self._where} broke: its process has ended, or the network failed"
+            return f"the connection to {self._where} broke: the scheduler's process has ended, or the network failed"
         return ""
+
+
+def _readable(socket: zmq.Socket[bytes]) -> bool:
+    return bool(int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)

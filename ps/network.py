@@ -1,14 +1,12 @@
-"""Which addresses a process binds, advertises and connects to.
+"""Which addresses a process binds, advertises and connects to. IPv4, over which MXNet's clusters run.
 
 Nothing is ever bound to all interfaces: a process listens on the one address through which the others reach it.
 
-* The scheduler listens where ``DMLC_PS_ROOT_URI`` points, if that is an address of this host. Where it is not (a service's
-  virtual address) or only means this host itself (``localhost``, or Debian's 127.0.1.1 for the own name),
-  ``DMLC_INTERFACE`` or ``DMLC_NODE_HOST`` says where else.
-* A server listens on ``DMLC_INTERFACE``, else on ``DMLC_NODE_HOST``, else on the interface that routes to the scheduler:
-  loopback exactly when the scheduler is on loopback. It advertises ``DMLC_NODE_HOST`` if given, else what it binds.
-
-Names are resolved to IPv4 where there is a choice, so that both ends of ``localhost`` mean the same address.
+* The scheduler listens where ``DMLC_PS_ROOT_URI`` points, if that is an address of this host. Where it is not (a
+  service's virtual address), or only means this host itself (``localhost``, or Debian's 127.0.1.1 for the own name),
+  ``DMLC_NODE_HOST`` or ``DMLC_INTERFACE`` says where else.
+* A server listens on ``DMLC_NODE_HOST``, else on ``DMLC_INTERFACE``, else on the interface that routes to the
+  scheduler: loopback exactly when the scheduler is on loopback. What it binds is what it advertises.
 """
 
 from __future__ import annotations
@@ -22,30 +20,29 @@ import psutil
 from ps.config import Settings
 from ps.errors import SettingsError
 
-__all__ = ["endpoint", "interface_address", "resolve", "root_address", "scheduler_hosts", "server_hosts"]
+__all__ = ["bind_host", "endpoint", "interface_address", "resolve", "root_address", "scheduler_hosts"]
 
 log = logging.getLogger("autobyte.network")
 
-_FAMILIES = (socket.AF_INET, socket.AF_INET6)
 _RETRY_SECONDS = 0.5
 
 
 def endpoint(host: str, port: int) -> str:
     """Return the ZeroMQ endpoint of a numeric address and a port."""
-    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+    return f"tcp://{host}:{port}"
 
 
 def _interfaces() -> dict[str, list[str]]:
-    """Return the addresses of every interface, IPv4 first, without link-local ones."""
-    return {
-        name: [
-            entry.address
-            for family in _FAMILIES
-            for entry in entries
-            if entry.family == family and not entry.address.startswith("fe80:")
-        ]
+    """Return the addresses of every interface that has any."""
+    found = {
+        name: [entry.address for entry in entries if entry.family == socket.AF_INET]
         for name, entries in psutil.net_if_addrs().items()
     }
+    return {name: addresses for name, addresses in found.items() if addresses}
+
+
+def _known_interfaces() -> str:
+    return ", ".join(f"{name} ({addresses[0]})" for name, addresses in sorted(_interfaces().items()))
 
 
 def interface_address(name: str) -> str:
@@ -56,15 +53,16 @@ def interface_address(name: str) -> str:
     SettingsError
         There is no such interface, or it has no address; the text lists those that can be used.
     """
-    usable = {interface: addresses for interface, addresses in _interfaces().items() if addresses}
-    if name not in usable:
-        known = ", ".join(f"{interface} ({addresses[0]})" for interface, addresses in sorted(usable.items()))
-        raise SettingsError(f"DMLC_INTERFACE={name!r}: no such interface with an address; this host has {known}")
-    return usable[name][0]
+    addresses = _interfaces().get(name)
+    if not addresses:
+        raise SettingsError(
+            f"DMLC_INTERFACE={name!r}: no such interface with an IPv4 address; this host has {_known_interfaces()}"
+        )
+    return addresses[0]
 
 
-def resolve(host: str, variable: str, patience_seconds: float) -> str:
-    """Return the numeric address of ``host``, trying for ``patience_seconds``: names appear late in some clusters.
+def resolve(host: str, variable: str, patience_seconds: float = 0.0) -> str:
+    """Return the numeric address of ``host``, trying for ``patience_seconds``: in some clusters names appear late.
 
     Raises
     ------
@@ -75,17 +73,15 @@ def resolve(host: str, variable: str, patience_seconds: float) -> str:
     warned = False
     while True:
         try:
-            found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-            break
+            return str(socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0])
         except (OSError, UnicodeError) as error:
             reason = getattr(error, "strerror", None) or str(error)
         if time.monotonic() >= give_up_at:
-            raise SettingsError(f"{variable}={host!r} does not resolve to an address: {reason}")
+            raise SettingsError(f"{variable}={host!r} does not resolve to an IPv4 address: {reason}")
         if not warned:
             log.warning("%s=%r does not resolve yet (%s); trying for %g s", variable, host, reason, patience_seconds)
             warned = True
         time.sleep(_RETRY_SECONDS)
-    return min((family != socket.AF_INET, str(address[0])) for family, _, _, _, address in found)[1]
 
 
 def root_address(settings: Settings) -> str:
@@ -94,7 +90,7 @@ def root_address(settings: Settings) -> str:
 
 
 def _is_loopback(address: str) -> bool:
-    return address.startswith("127.") or address == "::1"
+    return address.startswith("127.")
 
 
 def _is_local(address: str) -> bool:
@@ -103,58 +99,70 @@ def _is_local(address: str) -> bool:
 
 def _chosen_host(settings: Settings) -> str:
     """Return the address to bind that the settings ask for; empty where they leave it open."""
-    if settings.interface:
-        return interface_address(settings.interface)
-    if not settings.node_host:
-        return ""
-    address = resolve(settings.node_host, "DMLC_NODE_HOST", 0.0)
-    if not _is_local(address):
-        known = ", ".join(sorted(a for addresses in _interfaces().values() for a in addresses))
-        raise SettingsError(
-            f"DMLC_NODE_HOST={settings.node_host!r} is not an address of this host ({known});"
-            " set DMLC_INTERFACE as well to say where to listen"
-        )
-    return address
+    host = interface_address(settings.interface) if settings.interface else ""
+    if settings.node_host:
+        host = resolve(settings.node_host, "DMLC_NODE_HOST")
+        if settings.interface and host not in _interfaces()[settings.interface]:
+            raise SettingsError(
+                f"DMLC_NODE_HOST={settings.node_host!r} ({host}) is not an address of"
+                f" DMLC_INTERFACE={settings.interface!r}, which has {', '.join(_interfaces()[settings.interface])}"
+            )
+        if not _is_local(host):
+            raise SettingsError(
+                f"DMLC_NODE_HOST={settings.node_host!r} ({host}) is not an address of this host, which has"
+                f" {_known_interfaces()}"
+            )
+    return host
 
 
 def scheduler_hosts(settings: Settings) -> list[str]:
-    """Return the addresses that the scheduler binds: one, or a loopback address and the chosen one."""
+    """Return the addresses that the scheduler binds: one, or a loopback address and the chosen one.
+
+    Raises
+    ------
+    SettingsError
+        The variables contradict each other or this host; the text names them.
+    """
     root, chosen = root_address(settings), _chosen_host(settings)
     if not _is_local(root):
         if not chosen:
             raise SettingsError(
-                f"DMLC_PS_ROOT_URI={settings.root_host!r} ({root}) is not an address of this host: start the scheduler"
-                " there, or set DMLC_INTERFACE or DMLC_NODE_HOST to where it shall listen"
+                f"DMLC_PS_ROOT_URI={settings.root_host!r} ({root}) is not an address of this host, which has"
+                f" {_known_interfaces()}: start the scheduler there, or set DMLC_INTERFACE to where it shall listen"
             )
         return [chosen]
-    if not chosen or chosen == root:
+    if not chosen or chosen == root or (_is_loopback(chosen) and _is_loopback(root)):
         return [root]
-    if not _is_loopback(root):
-        if root in _interfaces().get(settings.interface, []):
-            return [root]
-        variable, value = (
-            ("DMLC_INTERFACE", settings.interface) if settings.interface else ("DMLC_NODE_HOST", settings.node_host)
-        )
-        raise SettingsError(
-            f"{variable}={value!r} means {chosen}, but DMLC_PS_ROOT_URI={settings.root_host!r} means {root}:"
-            " nodes would look for the scheduler where it does not listen"
-        )
-    return [root] if _is_loopback(chosen) else [root, chosen]
+    if _is_loopback(root):
+        return [root, chosen]
+    if not settings.node_host and root in _interfaces()[settings.interface]:
+        return [root]
+    variable, value = (
+        ("DMLC_NODE_HOST", settings.node_host) if settings.node_host else ("DMLC_INTERFACE", settings.interface)
+    )
+    raise SettingsError(
+        f"{variable}={value!r} means {chosen}, but DMLC_PS_ROOT_URI={settings.root_host!r} means {root}:"
+        " nodes would look for the scheduler where it does not listen"
+    )
 
 
-def server_hosts(settings: Settings) -> tuple[str, str]:
-    """Return the address that a server binds and the one that it advertises to the workers."""
-    bind = _chosen_host(settings)
-    if not bind:
-        root = root_address(settings)
-        family = socket.AF_INET6 if ":" in root else socket.AF_INET
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:  # connecting a datagram socket only asks for the route
-            try:
-                probe.connect((root, settings.root_port))
-            except OSError as error:
-                raise SettingsError(
-                    f"DMLC_PS_ROOT_URI={settings.root_host!r}: no route to {root} ({error.strerror})"
-                ) from None
-            bind = str(probe.getsockname()[0])
-    advertise = resolve(settings.node_host, "DMLC_NODE_HOST", 0.0) if settings.node_host else bind
-    return bind, advertise
+def bind_host(settings: Settings) -> str:
+    """Return the address that a server binds and advertises.
+
+    Raises
+    ------
+    SettingsError
+        The variables name no address of this host, or there is no route to the scheduler.
+    """
+    chosen = _chosen_host(settings)
+    if chosen:
+        return chosen
+    root = root_address(settings)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((root, settings.root_port))  # sends nothing: it only asks for the route
+        except OSError as error:
+            raise SettingsError(
+                f"DMLC_PS_ROOT_URI={settings.root_host!r}: no route to {root} ({error.strerror})"
+            ) from None
+        return str(probe.getsockname()[0])
