@@ -123,7 +123,7 @@ class CommunicationThread(threading.Thread):
         self._active: dict[int, Operation] = {}
         self._calls: dict[int, _Call] = {}
         self._call_numbers = itertools.count(1)
-        self.traffic = Traffic(settings, range(settings.num_servers), bounded_skew=True)
+        self.traffic = Traffic(settings, range(settings.num_servers), bounded_skew=True, now=time.monotonic())
         self._step_tensor: Optional[int] = None
         self._fatal: Optional[AutoByteError] = None
         self._leaving: Optional[Handle] = None
@@ -344,14 +344,14 @@ class CommunicationThread(threading.Thread):
                 raise AutoByteError(f"server {server.peer.rank} sent a payload that is not as long as its span {span}")
             else:
                 self._advance(key, span.count)
-                self.traffic.counters.received(target.nbytes)
+                self.traffic.received(target.nbytes)
             return
         payload = lane.payload() if any(span.kind.has_payload for span in spans) else None
         lane.drop_payload()
         offset = 0
         for span in spans:
             offset = self._receive_span(span, payload, offset)
-        self.traffic.counters.received(offset)
+        self.traffic.received(offset)
 
     def _receive_span(self, span: messages.Span, payload: Optional[memoryview], offset: int) -> int:
         """Take one of several spans, its payload at ``offset``; return the offset behind it."""

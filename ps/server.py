@@ -57,7 +57,7 @@ class Server:
         self.settings = settings
         self._workers = [_Worker() for _ in range(settings.num_workers)]
         self._rank_of: dict[bytes, int] = {}
-        self._traffic = Traffic(settings, range(settings.num_workers), bounded_skew=False)
+        self._traffic = Traffic(settings, range(settings.num_workers), bounded_skew=False, now=time.monotonic())
         self._next_check = 0.0
         self._ending: Optional[str] = None
 
@@ -173,7 +173,7 @@ class Server:
                 return
             for answer in answers:
                 self._answer(answer, now)
-        self._traffic.counters.received(offset)
+        self._traffic.received(offset)
         self._traffic.counters.summed(offset, time.perf_counter() - began)
 
     def _refuse(self, rank: int, span: Span, error: LedgerError, now: float) -> None:

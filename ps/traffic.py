@@ -13,6 +13,7 @@ import msgspec
 
 from ps.config import CommConfig, Settings
 from ps.counters import Counters
+from ps.estimate import HostEstimator
 from ps.link import LinkGroup, Message, Transfer
 from ps.stats import Observation
 
@@ -32,16 +33,24 @@ class Traffic:
         Whether no link may run ahead of the slowest one that has work.
     """
 
-    def __init__(self, settings: Settings, peers: Iterable[int], bounded_skew: bool) -> None:
+    def __init__(self, settings: Settings, peers: Iterable[int], bounded_skew: bool, now: float) -> None:
         self.config = settings.config
-        self.counters = Counters(settings.role, -1, settings.num_workers, settings.num_servers)
+        self.counters = Counters(settings.role, -1, settings.num_workers, settings.num_servers, now)
+        self.messages_received = 0
+        self.bytes_received = 0
         self._links = LinkGroup(peers, bounded_skew)
+        self._links.configure(self.config)
+        self._estimator = HostEstimator()
+        self._thread_seconds = time.thread_time()
+        self._handled_messages = 0
+        self._handled_bytes = 0
         self._window_seconds = settings.window_seconds
-        self._window_ends = 0.0
-        self.configure(self.config)
+        self._window_ends = now + settings.window_seconds
 
     def configure(self, config: CommConfig) -> None:
         """Use ``config`` for what is cut and sent from now on."""
+        if config.epoch != self.config.epoch:
+            self.counters.switched(config.epoch)
         self.config = config
         self._links.configure(config)
 
@@ -56,8 +65,16 @@ class Traffic:
 
     def acknowledged(self, peer: int, seq: int, now: float) -> None:
         """``peer`` has received everything up to message ``seq``."""
+        queued = self._links.queued
         for message in self._links.links[peer].acknowledge(seq, now):
-            self.counters.acknowledged(message, now)
+            self._estimator.acknowledged(message.nbytes, message.sent_at, now, queued, message.alone)
+            self.counters.acknowledged(now - message.sent_at)
+
+    def received(self, payload_bytes: int) -> None:
+        """A numbered message has arrived."""
+        self.messages_received += 1
+        self.bytes_received += payload_bytes
+        self.counters.received(payload_bytes)
 
     def resume(self, peer: int, expected: int, now: float) -> list[Message]:
         """Return what has to be sent to ``peer`` again, in this order, since it expects message ``expected``.
@@ -79,13 +96,23 @@ class Traffic:
         if now < self._window_ends:
             return None
         self._window_ends = now + self._window_seconds
-        return self.counters.observation(now, self.config.epoch, self._links, time.thread_time(), time.process_time())
+        seconds = time.thread_time()
+        handled_messages = self._links.messages_sent + self.messages_received
+        handled_bytes = self._links.bytes_sent + self.bytes_received
+        self._estimator.thread_time(
+            seconds - self._thread_seconds,
+            handled_messages - self._handled_messages,
+            handled_bytes - self._handled_bytes,
+        )
+        self._thread_seconds = seconds
+        self._handled_messages, self._handled_bytes = handled_messages, handled_bytes
+        return self.counters.observation(now, self._links, self._estimator.estimates(), time.process_time())
 
     def statistics(self) -> dict[str, Any]:
         """Return totals since the start, and the configuration in use."""
         return {
             "bytes_sent": self._links.bytes_sent,
-            "bytes_received": self.counters.bytes_received,
+            "bytes_received": self.bytes_received,
             "messages_sent": self._links.messages_sent,
             "messages_resent": sum(link.messages_resent for link in self._links.links.values()),
             "partitions_sent": self._links.partitions_sent,
