@@ -41,7 +41,7 @@ from ps.partition import cut
 from ps.traffic import Traffic
 from ps.transport import WorkerLane, new_context
 
-__all__ = ["CommunicationThread"]
+__all__ = ["CommunicationLoop"]
 
 log = logging.getLogger("autobyte.worker")
 
@@ -98,11 +98,11 @@ class _Server:
         self.probed_at = 0.0
 
 
-class CommunicationThread(threading.Thread):
-    """See the module. Public methods may be called from any thread, unless they say otherwise."""
+class CommunicationLoop:
+    """See the module. Public methods may be called from any thread; all others run on the loop's own."""
 
     def __init__(self, settings: Settings) -> None:
-        super().__init__(name="autobyte-communication", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="autobyte-communication", daemon=True)
         self.settings = settings
         self.rank = -1
         self.deadline_seconds = settings.deadline_seconds
@@ -135,11 +135,15 @@ class CommunicationThread(threading.Thread):
 
     def start_and_wait(self) -> None:
         """Start, and return when all nodes of the job are there; raises what made that impossible."""
-        self.start()
+        self._thread.start()
         self._started.wait()
         if self._start_error is not None:
-            self.join()
+            self._thread.join()
             raise self._start_error
+
+    def join(self) -> None:
+        """Wait for the end of the thread, which :meth:`leave` began."""
+        self._thread.join()
 
     def post(self, action: Callable[[], None]) -> bool:
         """Have ``action`` run on this thread; False where it has ended and will run nothing more."""
@@ -192,16 +196,15 @@ class CommunicationThread(threading.Thread):
 
     # ------------------------------------------------------------------------------------- the loop
 
-    def run(self) -> None:
+    def _run(self) -> None:
         context = new_context()
+        membership: Optional[Membership] = None
         try:
             membership = Membership(self.settings, context)
-            try:
-                self._connect(context, membership)
-            except BaseException as error:
-                self._start_error = error
-                membership.close()
-                return
+            self._connect(context, membership)
+        except Exception as error:
+            self._start_error = error
+        else:
             try:
                 self._loop(membership)
             except Exception as error:
@@ -209,24 +212,29 @@ class CommunicationThread(threading.Thread):
                 reason = f"the communication thread failed: {error!r}"
                 self._fail_everything(lambda what: AutoByteError(f"{what}: {reason}"))
                 membership.send(messages.Leave(f"worker {self.rank}: {reason}"))
-            finally:
-                membership.close()
         finally:
-            with self._lock:
-                self._ended = True
-            self._fail_everything(lambda what: self._fatal or Closed(f"{what}: the store is closed"))
-            while self._inbox:
-                self._inbox.popleft()()
-            for server in self._servers:
-                server.lane.close()
-            context.term()
-            os.close(self._wake_read)
-            os.close(self._wake_write)
-            self._started.set()
-            if self._leaving is not None:
-                self._leaving.complete(None)
+            self._end(context, membership)
+
+    def _end(self, context: zmq.Context[zmq.Socket[bytes]], membership: Optional[Membership]) -> None:
+        """Fail what is left, close everything, and release whoever waits for this thread."""
+        with self._lock:
+            self._ended = True
+        self._fail_everything(lambda what: Closed(f"{what}: the store is closed"))
+        while self._inbox:
+            self._inbox.popleft()()
+        for server in self._servers:
+            server.lane.close()
+        if membership is not None:
+            membership.close()
+        context.term()
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+        self._started.set()
+        if self._leaving is not None:
+            self._leaving.complete(None)
 
     def _connect(self, context: zmq.Context[zmq.Socket[bytes]], membership: Membership) -> None:
+        self._membership = membership
         self.rank, started = membership.register()
         self._session = started.session
         self.deadline_seconds = started.deadline_seconds
@@ -236,7 +244,6 @@ class CommunicationThread(threading.Thread):
         for peer in started.servers:
             self._servers.append(_Server(peer, WorkerLane(context, identity, peer.address)))
             self._greet(self._servers[-1], time.monotonic())
-        self._membership = membership
         self._started.set()
 
     def _loop(self, membership: Membership) -> None:
@@ -556,7 +563,7 @@ class CommunicationThread(threading.Thread):
     def _fail_everything(self, error_of: Callable[[str], AutoByteError]) -> None:
         """End every operation and call with an error; what comes later ends in the same way."""
         if self._fatal is None:
-            self._fatal = error_of("the store")
+            self._fatal = error_of("the store is unusable")
         for number in list(self._calls):
             call = self._calls.pop(number)
             call.handle.complete(error_of(call.what))

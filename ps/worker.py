@@ -14,7 +14,7 @@ from typing import Any, Mapping, Optional, Type, Union
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ps.communication import CommunicationThread
+from ps.communication import CommunicationLoop
 from ps.config import CommConfig, Role, Settings
 from ps.errors import AutoByteError, Closed, TensorError
 from ps.messages import SpanKind, Tensor
@@ -57,8 +57,8 @@ class Worker:
     def __init__(self, settings: Optional[Settings] = None) -> None:
         settings = settings or Settings.from_env(Role.WORKER)
         keep_freed_memory()
-        self._thread = CommunicationThread(settings)
-        self._thread.start_and_wait()
+        self._loop = CommunicationLoop(settings)
+        self._loop.start_and_wait()
         self._staging = Staging()
         self._closed = False
         self._close_lock = threading.Lock()
@@ -72,25 +72,25 @@ class Worker:
     @property
     def rank(self) -> int:
         """This worker's number, 0 to ``num_workers - 1``."""
-        return self._thread.rank
+        return self._loop.rank
 
     @property
     def num_workers(self) -> int:
-        return self._thread.settings.num_workers
+        return self._loop.settings.num_workers
 
     @property
     def num_servers(self) -> int:
-        return self._thread.settings.num_servers
+        return self._loop.settings.num_servers
 
     @property
     def deadline_seconds(self) -> float:
         """The job's deadline: nothing waits for longer."""
-        return self._thread.deadline_seconds
+        return self._loop.deadline_seconds
 
     @property
     def config(self) -> CommConfig:
         """The configuration in use, with its epoch."""
-        return self._thread.traffic.config
+        return self._loop.traffic.config
 
     def tensor(self, name: str) -> Tensor:
         """Return what was agreed about ``name``: shape, dtype, number, shards.
@@ -100,9 +100,9 @@ class Worker:
         TensorError
             The key is not initialised.
         """
-        tensor = self._thread.tensors.get(name)
+        tensor = self._loop.tensors.get(name)
         if tensor is None:
-            known = ", ".join(map(repr, sorted(self._thread.tensors)[:8])) or "none"
+            known = ", ".join(map(repr, sorted(self._loop.tensors)[:8])) or "none"
             raise TensorError(
                 f"key {name!r} is not initialised on worker {self.rank} (initialised: {known}); call init first"
             )
@@ -110,7 +110,7 @@ class Worker:
 
     def statistics(self) -> dict[str, Any]:
         """Return totals since the start: bytes, messages, partitions, steps, and the present configuration."""
-        return self._thread.statistics()
+        return self._loop.statistics()
 
     # ------------------------------------------------------------------------------------- operations
 
@@ -136,7 +136,7 @@ class Worker:
             if array.dtype.name not in DTYPES:
                 raise TensorError(f"init({name!r}): dtype {array.dtype} cannot be summed; use one of {sorted(DTYPES)}")
             values[name] = array
-        self._thread.init(values).wait()
+        self._loop.init(values).wait()
 
     def push(self, key: str, value: ArrayLike, priority: int = 0) -> Handle:
         """Add ``value`` to the key's round. The handle completes when all workers have pushed."""
@@ -167,7 +167,7 @@ class Worker:
 
     def submit(self, operation: Operation) -> None:
         """Queue a ready-made operation without any copy or check; for stores built on this class."""
-        self._thread.submit(operation)
+        self._loop.submit(operation)
 
     def barrier(self, name: str = "") -> None:
         """Wait until every worker has entered the barrier of this ``name``.
@@ -177,17 +177,17 @@ class Worker:
         DeadlineExceeded, PeerLost
             A rank did not come; the text names it.
         """
-        self._thread.barrier(name).wait()
+        self._loop.barrier(name).wait()
 
     # ------------------------------------------------------------------------------- tuning and the end
 
     def configure(self, config: CommConfig) -> None:
         """Use ``config`` at this worker alone, from its next operation on, until the scheduler sends another."""
-        self._thread.configure(config)
+        self._loop.configure(config)
 
     def note_training(self, forward_seconds: float, backward_seconds: float) -> None:
         """Report how long the last step computed, for the tuner."""
-        self._thread.post(lambda: self._thread.traffic.counters.note_training(forward_seconds, backward_seconds))
+        self._loop.post(lambda: self._loop.traffic.counters.note_training(forward_seconds, backward_seconds))
 
     def close(self, error: str = "") -> None:
         """Wait for what is pending and leave the job. With ``error`` leave at once: the job has failed."""
@@ -195,8 +195,8 @@ class Worker:
             if self._closed:
                 return
             self._closed = True
-        self._thread.leave(error)
-        self._thread.join()
+        self._loop.leave(error)
+        self._loop.join()
         sys.setswitchinterval(self._switch_interval_seconds)
 
     def __enter__(self) -> Worker:
@@ -228,7 +228,7 @@ class Worker:
                 self._staging.give_back(stage)
             handle.complete(error)
 
-        self._thread.submit(Operation(tensor, kind, stage, receive, priority, done))
+        self._loop.submit(Operation(tensor, kind, stage, receive, priority, done))
         return handle
 
     def _check(self, kind: SpanKind, tensor: Tensor, array: NDArray[Any], what: str) -> None:
