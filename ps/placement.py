@@ -4,10 +4,11 @@ Invariants: the shards of a tensor are ascending, gapless and cover it exactly o
 same tensors in the same order get the same shards in every process; and the servers' loads, relative to
 their weights, never differ by more than about the largest shard of a tensor that was not split over all of them.
 
-Two rules, by size. A tensor of at least ``min_shard_bytes`` per server goes to all servers in proportion to their weights,
-so that its transfer uses every wire. A smaller one is split into as many shards as reach that size (often one), which
-go to the servers that would have least to do with it: the greedy rule for machines of different speed (Graham, 1969).
-MXNet's own store splits by a fixed bound of elements and otherwise places by a hash of the key, which balances only on average.
+Two rules, by size. A tensor of at least ``min_shard_bytes`` per server goes to all servers in proportion to their
+weights, so that its transfer uses every wire. A smaller one is split into as many shards as reach that size (often
+one), which go to the servers that would be least loaded with it: the greedy rule of Graham (1969), for machines of
+different speed. MXNet's own store splits by a fixed number of elements and otherwise places by a hash of the key,
+which balances only on average.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ __all__ = ["Placement", "MIN_SHARD_BYTES", "ALIGNMENT_BYTES"]
 
 #: Below this, the overhead of one more message is worth more than one more wire.
 MIN_SHARD_BYTES = 64 * KIB
-#: Shards begin at multiples of a cache line, so that summation starts aligned.
+#: Shards begin at multiples of a cache line where they hold more than a few, so that summation starts aligned.
 ALIGNMENT_BYTES = 64
 
 
@@ -104,12 +105,13 @@ class Placement:
 
     def _edges(self, servers: list[int], size_elements: int, itemsize: int) -> list[int]:
         """Return where the shard of each of ``servers`` stops, in elements, in proportion to their weights."""
-        aligned_elements = ALIGNMENT_BYTES // math.gcd(ALIGNMENT_BYTES, itemsize)
+        step = ALIGNMENT_BYTES // math.gcd(ALIGNMENT_BYTES, itemsize)
+        if size_elements < len(servers) * step * 16:
+            step = 1  # so few cache lines are better balanced than aligned
         total = sum(self._weights[server] for server in servers)
         edges = []
         below = 0.0
         for server in servers[:-1]:
             below += self._weights[server]
-            edge = round(size_elements * below / total / aligned_elements) * aligned_elements
-            edges.append(min(edge, size_elements))
+            edges.append(min(size_elements, step * round(size_elements * below / total / step)))
         return [*edges, size_elements]
