@@ -22,7 +22,7 @@ import msgspec
 
 from ps.errors import SettingsError
 
-__all__ = ["CommConfig", "Role", "Settings", "KIB", "MIB", "GIB"]
+__all__ = ["CommConfig", "Role", "Settings", "COUNT_VARIABLES", "RANK_VARIABLES", "KIB", "MIB", "GIB"]
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -83,8 +83,10 @@ class Role(str, enum.Enum):
     WORKER = "worker"
 
 
+#: How many nodes of a role the job has.
+COUNT_VARIABLES = {Role.WORKER: "DMLC_NUM_WORKER", Role.SERVER: "DMLC_NUM_SERVER"}
 #: Launchers number their processes with these; a node without gets the lowest free rank of its role.
-_RANK_VARIABLES = {Role.WORKER: "DMLC_WORKER_ID", Role.SERVER: "DMLC_SERVER_ID"}
+RANK_VARIABLES = {Role.WORKER: "DMLC_WORKER_ID", Role.SERVER: "DMLC_SERVER_ID"}
 
 _T = TypeVar("_T")
 
@@ -147,7 +149,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     event_file: str = ""
 
     @classmethod
-    def from_env(cls, role: Role, variables: Optional[Mapping[str, str]] = None) -> "Settings":
+    def from_env(cls, role: Role, variables: Optional[Mapping[str, str]] = None) -> Settings:
         """Read the settings of a process of ``role`` from ``variables`` (default: ``os.environ``).
 
         Raises
@@ -180,8 +182,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             job=env.get("AUTOBYTE_JOB", str, "default", "a name for the job"),
             interface=env.get("DMLC_INTERFACE", str, "", "a network interface"),
             node_host=env.get("DMLC_NODE_HOST", str, "", "this host's address"),
-            preferred_rank=env.get(_RANK_VARIABLES[role], _integer(0, 65535), -1, "a rank, 0 to 65535")
-            if role in _RANK_VARIABLES
+            preferred_rank=env.get(RANK_VARIABLES[role], _integer(0, 65535), -1, "a rank, 0 to 65535")
+            if role in RANK_VARIABLES
             else -1,
             config=config,
             tuner=env.get("AUTOBYTE_TUNER", str, "rule", "a tuner's name"),
