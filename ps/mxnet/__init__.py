@@ -1,0 +1,26 @@
+"""AutoByte for MXNet: import this, then use the store ``dist_sync_autobyte`` (short: ``dist_autobyte``).
+
+>>> import mxnet as mx, ps.mxnet                                         # doctest: +SKIP
+>>> ps.mxnet.broadcast_parameters(net.collect_params())
+>>> trainer = mx.gluon.Trainer(net.collect_params(), 'sgd', kvstore='dist_sync_autobyte', update_on_kvstore=False)
+
+The import registers the stores; the first of them (or the first broadcast) joins the job that the ``DMLC_*`` variables
+describe. Leaving it needs no call: it happens at the end of the process.
+"""
+
+from ps.mxnet import compatibility
+
+compatibility.prepare()
+
+import mxnet  # noqa: E402
+
+compatibility.check_version(mxnet.__version__)
+
+from ps.mxnet import hooks, kvstore  # noqa: E402
+from ps.mxnet.broadcast import broadcast_parameters  # noqa: E402
+from ps.mxnet.connection import close  # noqa: E402
+
+__all__ = ["broadcast_parameters", "close"]
+
+kvstore.register()
+hooks.install()

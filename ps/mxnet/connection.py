@@ -1,0 +1,143 @@
+"""This process's one connection to the job, shared by all stores and by ``broadcast_parameters``.
+
+A process is one worker with one rank, however many stores it creates; and leaving the job is final. So the connection
+is opened by whoever needs it first and closed at the end of the process (:mod:`ps.mxnet.hooks`) or by :func:`close`,
+never because a store was dropped.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from typing import Any, Mapping, Optional
+
+from numpy.typing import NDArray
+
+from ps.errors import AutoByteError, Closed
+from ps.messages import SpanKind, Tensor
+from ps.mxnet import engine
+from ps.mxnet.stage import Stage
+from ps.mxnet.timing import StepMarkers, StepTimer
+from ps.operation import Operation
+from ps.worker import Worker
+
+__all__ = ["Connection", "connect", "close"]
+
+log = logging.getLogger("autobyte.mxnet")
+
+#: How long the exit of a process that failed waits for what is under way.
+FAILED_EXIT_SECONDS = 2.0
+
+
+class Connection:
+    """A worker, the engine operations that it serves, and the reason why it is not usable any more."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+        self._timer = StepTimer(worker.note_training)
+        self._markers = StepMarkers(self._timer)
+        self._markers.install()
+        self._errors_reach_waiters = engine.errors_reach_waiters()
+        self._unusable = ""
+        self._error: Optional[AutoByteError] = None
+        self._failed = False
+
+    def check(self) -> None:
+        """Raise where the connection is closed, or where an earlier operation failed and the engine cannot tell."""
+        if self._unusable:
+            raise Closed(self._unusable)
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def init(self, values: Mapping[str, NDArray[Any]]) -> None:
+        """Collective: give tensors their first value, rank 0's."""
+        self.check()
+        self.worker.init(values)
+
+    def barrier(self, name: str) -> None:
+        """Wait for all workers."""
+        self.check()
+        self.worker.barrier(name)
+
+    def transfer(self, kind: SpanKind, tensor: Tensor, stage: Stage, priority: int) -> None:
+        """Put a push, pull or push-pull of ``stage`` into the engine's order.
+
+        What was written to the stage before is sent; whoever reads it afterwards waits for the result, or for the
+        error.
+        """
+        self.check()
+        step = None if kind is SpanKind.PULL else self._timer.pushed(priority)
+
+        def start(completion: engine.Completion) -> None:
+            def done(error: Optional[AutoByteError]) -> None:
+                if error is not None:
+                    self._note(error)
+                elif step is not None:
+                    self._timer.answered(step, priority, time.monotonic())
+                completion(error)
+
+            if step is not None:
+                self._timer.ready(step, time.monotonic())
+            send = None if kind is SpanKind.PULL else stage.memory
+            receive = None if kind is SpanKind.PUSH else stage.memory
+            self.worker.submit(Operation(tensor, kind, send, receive, priority, done))
+
+        engine.push(start, mutable=[stage.array])
+        self.check()  # the naive engine has ended the operation already
+
+    def _note(self, error: AutoByteError) -> None:
+        if not self._failed:
+            log.error("%s", error)  # a script may end without ever looking at what failed
+        self._failed = True
+        if not self._errors_reach_waiters:
+            self._error = error
+
+    def drain(self) -> None:
+        """Wait until nothing of ours is in the engine. Operations have deadlines, so this has one too."""
+        if not self._unusable and not engine.drain(2 * self.worker.deadline_seconds):
+            log.error("operations were still pending after %g s", 2 * self.worker.deadline_seconds)
+
+    def close(self) -> None:
+        """Finish what is under way, then leave the job. After an uncaught exception: leave at once, as failed."""
+        if self._unusable:
+            return
+        error = getattr(sys, "last_value", None)
+        engine.drain(2 * self.worker.deadline_seconds if error is None else FAILED_EXIT_SECONDS)
+        self.disable("this process has left the job")
+        engine.abandon(self._unusable)
+        self.worker.close("" if error is None else f"worker {self.worker.rank}: {type(error).__name__}: {error}")
+
+    def disable(self, reason: str) -> None:
+        """Refuse everything from now on."""
+        self._unusable = reason
+        self._markers.remove()
+
+
+_connection: Optional[Connection] = None
+
+
+def connect() -> Connection:
+    """Return this process's connection; the first call joins the job.
+
+    Raises
+    ------
+    SettingsError, RegistrationRefused, DeadlineExceeded
+        The job could not be joined; the text tells why.
+    """
+    global _connection
+    if _connection is None:
+        _connection = Connection(Worker())
+    return _connection
+
+
+def current() -> Optional[Connection]:
+    """Return the connection where there is one."""
+    return _connection
+
+
+def close() -> None:
+    """Finish what is under way and leave the job: for scripts that go on without it. Otherwise the exit does it."""
+    if _connection is not None:
+        _connection.close()
