@@ -1,0 +1,313 @@
+"""What all workers do together: barriers and the initialisation of tensors.
+
+Pure: messages and the time go in, messages to send come out. A *call* is one barrier or one ``init`` of one rank; it is
+open until it is answered, with success or with a reason.
+
+``init`` in steps: a rank declares some names. A name that all ranks have declared alike is placed, and the servers are
+told. When they all know every name of a call, the call gets its ``Declared``. Rank 0 then sends the first values to the
+servers and says ``Initialized``; a call whose names all have their value gets its ``ValuesReady``. The ranks may group
+names into calls as they like. Where they disagree about a name, every call that holds it fails, the name is forgotten,
+and other names are not affected.
+
+No call stays open for ever. It ends
+
+* at once, where it needs a worker that has finished or any node that was lost;
+* after a short grace, where every worker waits and none can go on (ranks that initialise keys in different orders);
+* at the job's deadline.
+
+The reason always says who is waited for, and where those are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Iterable, NamedTuple, Optional, Sequence
+
+from ps import messages
+from ps.config import Role
+from ps.errors import ErrorCode
+from ps.messages import ControlMessage, Peer
+from scheduler.membership import ranks_text
+from scheduler.tensors import Entry, Tensors
+
+__all__ = ["Collectives", "Post"]
+
+#: All waiting for each other is no accident of timing after this long.
+STUCK_SECONDS = 2.0
+#: After this long a line in the log says who is missing.
+SLOW_SECONDS = 10.0
+
+_STUCK_ADVICE = "enter barriers and initialise keys in the same order on all ranks, or give all keys to one call"
+
+
+class Post(NamedTuple):
+    """A message and where to send it."""
+
+    role: Role
+    rank: int
+    message: ControlMessage
+
+
+@dataclasses.dataclass(eq=False)
+class _Call:
+    rank: int
+    number: int
+    since: float
+    barrier: Optional[str] = None
+    entries: Sequence[Entry] = ()
+    declared: bool = False  #: ``Declared`` was sent
+    noticed: bool = False  #: the log has a line about it
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.rank, self.number
+
+    def __str__(self) -> str:
+        if self.barrier is not None:
+            return f"barrier({_short(self.barrier)})"
+        return f"init({_names(self.entries)})"
+
+
+class Collectives:
+    """The open calls of one job.
+
+    Parameters
+    ----------
+    num_workers, num_servers
+        All ranks take part in everything.
+    tensors
+        The job's tensors.
+    deadline_seconds
+        No call stays open for longer.
+    """
+
+    def __init__(self, num_workers: int, num_servers: int, tensors: Tensors, deadline_seconds: float) -> None:
+        self._num_workers = num_workers
+        self._num_servers = num_servers
+        self._tensors = tensors
+        self._deadline_seconds = deadline_seconds
+        self._calls: dict[tuple[int, int], _Call] = {}  # by rank and number
+        self._additions: dict[int, tuple[set[int], list[Entry]]] = {}  # servers yet to confirm, what they confirm
+        self._next_addition = 1
+        self._gone: dict[int, str] = {}  # workers that finished: why nothing can wait for them
+        self._lost = ""  # why no call can succeed any more
+        self._changed = False
+        self._stuck_since: Optional[float] = None
+
+    # ------------------------------------------------------------------------------------ messages in
+
+    def enter(self, rank: int, message: messages.EnterBarrier, now: float) -> list[Post]:
+        """``rank`` enters a barrier."""
+        call = _Call(rank, message.call, now, barrier=message.name)
+        if any(other.rank == rank for other in self._in_barrier(message.name)):
+            text = f"{call}: worker {rank} waits in this barrier already"
+            return [Post(Role.WORKER, rank, messages.CallFailed(call.number, ErrorCode.INTERNAL, text))]
+        posts = self._open(call)
+        inside = self._in_barrier(message.name)
+        if len(inside) == self._num_workers:
+            posts += [self._complete(other, messages.BarrierPassed(other.number)) for other in inside]
+        return posts
+
+    def declare(self, rank: int, message: messages.Declare, now: float) -> list[Post]:
+        """``rank`` begins an ``init``."""
+        problem = self._tensors.problem(rank, message.tensors)
+        if problem:
+            return [Post(Role.WORKER, rank, messages.CallFailed(message.call, ErrorCode.TENSOR, f"init: {problem}"))]
+        entries = [self._tensors.declare(rank, spec) for spec in message.tensors]
+        call = _Call(rank, message.call, now, entries=entries)
+        posts = self._open(call)
+        agreed = [entry for entry in entries if entry.tensor is None and self._tensors.all_declared(entry)]
+        for entry in agreed:
+            disagreement = self._tensors.disagreement(entry)
+            if disagreement:
+                posts += self._fail_holders(entry, ErrorCode.TENSOR, disagreement)
+        if call.key in self._calls:
+            posts += self._place(agreed)
+        return posts + self._advance()
+
+    def added(self, server: int, message: messages.TensorsAdded) -> list[Post]:
+        """``server`` knows the tensors of an ``AddTensors``."""
+        waiting, entries = self._additions.get(message.call, (set(), []))
+        waiting.discard(server)
+        if waiting or not entries:
+            return []
+        del self._additions[message.call]
+        for entry in entries:
+            entry.added = True
+        return self._advance()
+
+    def initialized(self, rank: int, message: messages.Initialized) -> list[Post]:
+        """Rank 0 has set the first values of its call."""
+        call = self._calls.get((rank, message.call))
+        if rank != 0 or call is None or not call.declared:
+            return []
+        for entry in call.entries:
+            entry.ready = True
+        return self._advance()
+
+    def gone(self, peer: Peer, lost: bool, reason: str) -> list[Post]:
+        """A node has finished its part or was lost; answer every call that it leaves without hope."""
+        if lost:
+            self._lost = self._lost or f"{peer.role.value} {peer.rank} was lost: {reason}"
+        posts: list[Post] = []
+        if peer.role is Role.WORKER:
+            self._gone[peer.rank] = f"worker {peer.rank} has finished its part of the job"
+            for call in [call for call in self._calls.values() if call.rank == peer.rank]:
+                posts += self._fail(call, ErrorCode.PEER_LOST, self._lost or self._gone[peer.rank])
+        posts += self._fail_hopeless(self._calls.values())
+        return [post for post in posts if post.rank != peer.rank or peer.role is not Role.WORKER]
+
+    def step(self, now: float) -> list[Post]:
+        """Time has passed: answer the calls that nothing will complete."""
+        if self._changed:
+            self._changed = False
+            self._stuck_since = now if self._stuck() else None
+        posts: list[Post] = []
+        if self._stuck_since is not None and now - self._stuck_since >= min(STUCK_SECONDS, self._deadline_seconds / 2):
+            everyone = "; ".join(self._whereabouts(self._calls.values()))
+            reason = f"no worker can go on: {everyone}; {_STUCK_ADVICE}"
+            posts += self._fail_late({call: f"{self._obstacle(call)}, but {reason}" for call in self._calls.values()})
+        late = [call for call in self._calls.values() if now - call.since >= self._deadline_seconds]
+        return posts + self._fail_late({call: self._late_text(call) for call in late})
+
+    def notices(self, now: float) -> list[str]:
+        """Return a line for the calls that have become slow, saying what they wait for."""
+        slow = [call for call in self._calls.values() if not call.noticed and now - call.since >= SLOW_SECONDS]
+        for call in slow:
+            call.noticed = True
+        return [f"{text}, for {SLOW_SECONDS:g} s now" for text in self._whereabouts(slow)]
+
+    # --------------------------------------------------------------------------------- calls complete
+
+    def _open(self, call: _Call) -> list[Post]:
+        self._changed = True
+        self._calls[call.key] = call
+        return self._fail_hopeless([call])
+
+    def _place(self, entries: Sequence[Entry]) -> list[Post]:
+        """Give tensors that all ranks agree on their place and tell the servers."""
+        if not entries:
+            return []
+        addition = self._next_addition
+        self._next_addition += 1
+        self._additions[addition] = (set(range(self._num_servers)), list(entries))
+        tensors = [self._tensors.place(entry) for entry in entries]
+        return [
+            Post(Role.SERVER, rank, messages.AddTensors(addition, tensors)) for rank in range(self._num_servers)
+        ]
+
+    def _advance(self) -> list[Post]:
+        """Answer every ``init`` that has come further."""
+        self._changed = True
+        posts = []
+        for call in [call for call in self._calls.values() if call.barrier is None]:
+            if not call.declared and all(entry.added for entry in call.entries):
+                call.declared = True
+                tensors = [entry.tensor for entry in call.entries if entry.tensor is not None]
+                posts.append(Post(Role.WORKER, call.rank, messages.Declared(call.number, tensors)))
+            if call.declared and all(entry.ready for entry in call.entries):
+                posts.append(self._complete(call, messages.ValuesReady(call.number)))
+        return posts
+
+    def _complete(self, call: _Call, message: ControlMessage) -> Post:
+        self._changed = True
+        del self._calls[call.key]
+        return Post(Role.WORKER, call.rank, message)
+
+    # ------------------------------------------------------------------------------------- calls fail
+
+    def _fail(self, call: _Call, code: ErrorCode, reason: str) -> list[Post]:
+        """End a call, take back its declarations, and end the calls that relied on them."""
+        posts = [self._complete(call, messages.CallFailed(call.number, code, f"{call}: {reason}"))]
+        for entry in call.entries:
+            if self._tensors.withdraw(call.rank, entry):
+                posts += self._fail_holders(entry, code, f"worker {call.rank} gave up {call}: {reason}")
+        return posts
+
+    def _fail_holders(self, entry: Entry, code: ErrorCode, reason: str) -> list[Post]:
+        """End every call that holds ``entry``."""
+        posts: list[Post] = []
+        for call in list(self._calls.values()):
+            if entry in call.entries and call.key in self._calls:
+                posts += self._fail(call, code, reason)
+        return posts
+
+    def _fail_late(self, reasons: dict[_Call, str]) -> list[Post]:
+        posts: list[Post] = []
+        for call, reason in reasons.items():
+            if call.key in self._calls:
+                posts += self._fail(call, ErrorCode.DEADLINE, reason)
+        return posts
+
+    def _fail_hopeless(self, calls: Iterable[_Call]) -> list[Post]:
+        """End those of ``calls`` that need a node that is gone."""
+        posts: list[Post] = []
+        for call in list(calls):
+            reason = self._lost
+            if self._gone and not reason:
+                gone = [self._gone[rank] for rank in self._needs(call) if rank in self._gone]
+                reason = f"{self._obstacle(call)}, but {gone[0]}" if gone else ""
+            if reason and call.key in self._calls:
+                posts += self._fail(call, ErrorCode.PEER_LOST, reason)
+        return posts
+
+    # ------------------------------------------------------------------------------ who waits for whom
+
+    def _in_barrier(self, name: str) -> list[_Call]:
+        return [call for call in self._calls.values() if call.barrier == name]
+
+    def _needs(self, call: _Call) -> list[int]:
+        """Return the ranks that have not yet done their part of a call, other than setting values."""
+        if call.barrier is not None:
+            inside = {other.rank for other in self._in_barrier(call.barrier)}
+            return [rank for rank in range(self._num_workers) if rank not in inside]
+        return sorted({rank for entry in call.entries for rank in self._tensors.missing(entry)})
+
+    def _stuck(self) -> bool:
+        """Whether every worker waits for another worker."""
+        waiting = {call.rank for call in self._calls.values()}
+        busy = [rank for rank in range(self._num_workers) if rank not in self._gone and rank not in waiting]
+        return bool(waiting) and not busy and not any(self._progresses(call) for call in self._calls.values())
+
+    def _progresses(self, call: _Call) -> bool:
+        """Whether servers, or rank 0 with its values, are at work for a call."""
+        if call.declared:
+            return call.rank == 0
+        return call.barrier is None and not self._needs(call)
+
+    def _obstacle(self, call: _Call) -> str:
+        """Return what a call waits for: ``waiting for worker 1 to declare 'b'``."""
+        if call.barrier is not None:
+            return f"waiting for {ranks_text(self._needs(call))} to enter"
+        for entry in call.entries:
+            missing = self._tensors.missing(entry)
+            if missing:
+                alike = [other for other in call.entries if self._tensors.missing(other) == missing]
+                return f"waiting for {ranks_text(missing)} to declare {_names(alike)}"
+        if not call.declared:
+            return f"waiting for the servers to take note of {_names(call.entries)}"
+        return f"waiting for worker 0 to set the first value of {_names([e for e in call.entries if not e.ready])}"
+
+    def _whereabouts(self, calls: Iterable[_Call]) -> list[str]:
+        """Return where ranks are waiting: ``worker 1 in init('b'), waiting for worker 0 to declare 'b'``."""
+        ranks: dict[str, list[int]] = {}
+        for call in calls:
+            ranks.setdefault(f"{call}, {self._obstacle(call)}", []).append(call.rank)
+        texts = [f"{ranks_text(of_text)} in {text}" for text, of_text in ranks.items()]
+        return texts[:4] + ([f"{len(texts) - 4} more"] if len(texts) > 4 else [])
+
+    def _late_text(self, call: _Call) -> str:
+        needs = set(self._needs(call))
+        elsewhere = self._whereabouts(other for other in self._calls.values() if other.rank in needs)
+        meanwhile = f"; meanwhile {'; '.join(elsewhere)}" if elsewhere else ""
+        return f"{self._obstacle(call)}, not done after {self._deadline_seconds:g} s{meanwhile}"
+
+
+def _short(name: str) -> str:
+    return repr(name if len(name) <= 80 else name[:77] + "...")
+
+
+def _names(entries: Sequence[Entry]) -> str:
+    """Return ``'a', 'b', 'c' and 40 more``."""
+    shown = ", ".join(_short(entry.name) for entry in entries[:3])
+    return shown if len(entries) <= 3 else f"{shown} and {len(entries) - 3} more"

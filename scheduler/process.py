@@ -1,0 +1,341 @@
+"""The scheduler process: one loop that carries messages between the nodes and the pure classes.
+
+Who is there is :mod:`scheduler.membership`'s to know, what the ranks do together :mod:`scheduler.collectives`'s, and
+which configuration is next :mod:`scheduler.tuning`'s. Here are the socket, the clock and the three parts of a job: the
+nodes gather, the job runs, the job ends.
+
+The socket is a ROUTER bound to the one address that :mod:`ps.network` names. ``ROUTER_MANDATORY`` makes every heartbeat
+a probe: what cannot be sent has no connection any more. Messages for a node whose connection is broken are kept until
+it is back or lost. What does not decode, comes from a stranger or makes no sense from its sender is counted and dropped.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import secrets
+import signal
+import sys
+import time
+from typing import Any, Callable, Iterable, Optional
+
+import zmq
+
+from ps import messages
+from ps.config import Role, Settings
+from ps.errors import AutoByteError, SettingsError
+from ps.membership import MAX_CONTROL_BYTES
+from ps.messages import ControlMessage
+from ps.network import endpoint, scheduler_hosts
+from ps.placement import Placement
+from scheduler.collectives import Collectives, Post
+from scheduler.membership import Membership, Node, State, count_of
+from scheduler.tensors import Tensors
+
+__all__ = ["Scheduler", "main"]
+
+log = logging.getLogger("autobyte.scheduler")
+
+#: The loop turns at least this often.
+TURN_SECONDS = 0.1
+#: Messages taken before time gets its turn.
+RECEIVE_BATCH = 1000
+#: A broken connection is noticed within this.
+PROBE_SECONDS = 0.5
+#: At the end, nodes get this long to say good-bye.
+END_SECONDS = 3.0
+LINGER_SECONDS = 1.0
+#: Reasons for refusals are logged once per process, up to this many processes.
+MAX_LOGGED_REFUSALS = 100
+
+_HEARTBEAT = messages.encode(messages.Heartbeat())
+
+
+class Scheduler:
+    """The scheduler of one job.
+
+    Parameters
+    ----------
+    settings
+        Of this process.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.config = settings.config
+        self.malformed = 0  #: messages that were dropped
+        now = time.monotonic()
+        self._nodes = Membership(
+            settings.job,
+            settings.num_workers,
+            settings.num_servers,
+            secrets.randbits(53),
+            settings.silence_seconds,
+            now,
+        )
+        self._collectives = Collectives(
+            settings.num_workers,
+            settings.num_servers,
+            Tensors(settings.num_workers, Placement(settings.num_servers)),
+            settings.deadline_seconds,
+        )
+        self._gather_until = now + settings.start_seconds
+        self._end_at: Optional[float] = None  # the job has ended, and nodes say good-bye until then
+        self._failure = ""  # why the job failed
+        self._stop_reason = ""  # set by a signal
+        self._probe_at = 0.0
+        self._kept: dict[int, list[bytes]] = {}  # frames for nodes whose connection is broken, by token
+        self._refused: set[int] = set()
+        self._handlers: dict[type, tuple[Optional[Role], Callable[[Node, Any, float], None]]] = {
+            messages.EnterBarrier: (Role.WORKER, self._enter_barrier),
+            messages.Declare: (Role.WORKER, self._declare),
+            messages.Initialized: (Role.WORKER, self._initialized),
+            messages.TensorsAdded: (Role.SERVER, self._tensors_added),
+        }
+
+    def run(self) -> int:
+        """Run the job to its end; return the exit code of the process.
+
+        Raises
+        ------
+        SettingsError
+            The settings contradict this host, or the port is taken.
+        """
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_CONTROL_BYTES)
+        self._socket.setsockopt(zmq.SNDHWM, 0)  # bounded by the time after which a node that does not read is lost
+        self._socket.setsockopt(zmq.LINGER, int(LINGER_SECONDS * 1000))
+        try:
+            self._bind()
+            while not self._ended(time.monotonic()):
+                self._socket.poll(int(TURN_SECONDS * 1000))
+                now = time.monotonic()
+                self._receive(now)
+                self._turn(now)
+        finally:
+            self._socket.close()
+            context.term()
+        if self._failure:
+            print(f"autobyte-scheduler: the job failed: {self._failure}", file=sys.stderr)
+        return 1 if self._failure else 0
+
+    def stop(self, reason: str) -> None:
+        """End the job at the loop's next turn. Safe in a signal handler."""
+        self._stop_reason = reason
+
+    def _bind(self) -> None:
+        settings = self.settings
+        for host in scheduler_hosts(settings):
+            try:
+                self._socket.bind(endpoint(host, settings.root_port))
+            except zmq.ZMQError as error:
+                raise SettingsError(
+                    f"DMLC_PS_ROOT_PORT={settings.root_port}: cannot listen on {host}: {error.strerror};"
+                    " is another job's scheduler running there?"
+                ) from None
+            log.info("listening on %s:%d for %s and %s", host, settings.root_port, *self._counts())
+
+    def _counts(self) -> tuple[str, str]:
+        settings = self.settings
+        return count_of(settings.num_workers, Role.WORKER), count_of(settings.num_servers, Role.SERVER)
+
+    # -------------------------------------------------------------------------------- messages come in
+
+    def _receive(self, now: float) -> None:
+        for _ in range(RECEIVE_BATCH):
+            if not int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+                return
+            parts = self._socket.recv_multipart(zmq.NOBLOCK)
+            message = messages.decode_control(parts[1]) if len(parts) == 2 else None
+            if message is None or not self._dispatch(parts[0], message, now):
+                self.malformed += 1
+
+    def _dispatch(self, sender: bytes, message: ControlMessage, now: float) -> bool:
+        """Act on a message; False where it makes no sense from its sender."""
+        if isinstance(message, messages.Register):
+            self._register(sender, message, now)
+            return True
+        node = self._nodes.node(sender)
+        if node is None:
+            return False
+        if node.state is State.LOST:
+            self._send(node, messages.Shutdown(f"this node was given up: {node.error}"), now)
+            return True
+        self._nodes.heard(node)
+        if isinstance(message, messages.Heartbeat):
+            return True
+        if isinstance(message, messages.Leave):
+            self._leave(node, message.error[:1000], now)
+            return True
+        if isinstance(message, messages.Suspect):
+            suspect = self._nodes.find(message.peer.role, message.peer.rank)
+            if suspect is not None and suspect.state is State.ALIVE:
+                self._probe(suspect, now)
+            return True
+        role, handler = self._handlers.get(type(message), (None, None))
+        if handler is None or role not in (None, node.peer.role) or not self._nodes.started or node.state is State.LEFT:
+            return False
+        handler(node, message, now)
+        return True
+
+    def _register(self, sender: bytes, request: messages.Register, now: float) -> None:
+        new = self._nodes.node(sender) is None
+        if self._end_at is not None:
+            self._refuse(sender, request, "the job has ended")
+            return
+        answer = self._nodes.register(sender, request)
+        if isinstance(answer, str):
+            self._refuse(sender, request, answer)
+            return
+        self._nodes.heard(answer)
+        self._send(answer, messages.Registered(answer.peer.rank), now)
+        if new:
+            log.info("%s is there", answer)
+        if self._nodes.started:
+            self._send(answer, self._start_message(), now)
+        elif self._nodes.complete:
+            self._start(now)
+
+    def _refuse(self, sender: bytes, request: messages.Register, reason: str) -> None:
+        if request.token not in self._refused and len(self._refused) < MAX_LOGGED_REFUSALS:
+            self._refused.add(request.token)
+            log.warning("refused: %s", reason)
+        self._transmit(sender, messages.encode(messages.Refused(reason)))
+
+    def _enter_barrier(self, node: Node, message: messages.EnterBarrier, now: float) -> None:
+        self._post(self._collectives.enter(node.peer.rank, message, now), now)
+
+    def _declare(self, node: Node, message: messages.Declare, now: float) -> None:
+        self._post(self._collectives.declare(node.peer.rank, message, now), now)
+
+    def _initialized(self, node: Node, message: messages.Initialized, now: float) -> None:
+        self._post(self._collectives.initialized(node.peer.rank, message), now)
+
+    def _tensors_added(self, node: Node, message: messages.TensorsAdded, now: float) -> None:
+        self._post(self._collectives.added(node.peer.rank, message), now)
+
+    # ------------------------------------------------------------------------------- messages go out
+
+    def _transmit(self, sender: bytes, frame: bytes) -> bool:
+        """Send ``frame``; False where there is no connection to ``sender``."""
+        try:
+            self._socket.send_multipart([sender, frame], zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            if error.errno in (errno.EHOSTUNREACH, errno.EAGAIN):
+                return False
+            raise
+        return True
+
+    def _send(self, node: Node, message: ControlMessage, now: float) -> None:
+        frame = messages.encode(message)
+        if node.token not in self._kept and self._transmit(node.sender, frame):
+            return
+        if node.state is State.ALIVE:
+            self._nodes.probed(node, False, now)
+            self._kept.setdefault(node.token, []).append(frame)
+
+    def _probe(self, node: Node, now: float) -> None:
+        """See whether ``node`` has a connection; if so, send what was kept for it."""
+        connected = self._transmit(node.sender, _HEARTBEAT)
+        self._nodes.probed(node, connected, now)
+        for frame in self._kept.pop(node.token, []) if connected else []:
+            self._transmit(node.sender, frame)
+
+    def _broadcast(self, message: ControlMessage, now: float, to: Optional[Iterable[Node]] = None) -> None:
+        for node in self._nodes.alive() if to is None else to:
+            self._send(node, message, now)
+
+    def _post(self, posts: Iterable[Post], now: float) -> None:
+        for post in posts:
+            node = self._nodes.find(post.role, post.rank)
+            if node is not None and node.state is State.ALIVE:
+                self._send(node, post.message, now)
+
+    # ------------------------------------------------------------------------------------- time passes
+
+    def _turn(self, now: float) -> None:
+        if now >= self._probe_at:
+            self._probe_at = now + min(PROBE_SECONDS, self.settings.heartbeat_seconds)
+            for node in self._nodes.alive():
+                self._probe(node, now)
+        for node in self._nodes.expire(now):
+            self._gone(node, True, now)
+        self._post(self._collectives.step(now), now)
+        for line in self._collectives.notices(now):
+            log.warning("%s", line)
+        if self._end_at is not None:
+            return
+        if self._stop_reason:
+            self._end(self._stop_reason, now)
+        elif self._nodes.workers_gone:
+            self._end(self._nodes.failure(), now)
+        elif not self._nodes.started and now >= self._gather_until:
+            seconds = self.settings.start_seconds
+            missing = self._nodes.missing()
+            self._end(f"not started within {seconds:g} s (AUTOBYTE_START_SECONDS): {missing} did not register", now)
+
+    def _start_message(self) -> messages.Started:
+        servers = [node.peer for node in self._nodes.of(Role.SERVER)]
+        return messages.Started(self._nodes.session, servers, self.config, self.settings.deadline_seconds)
+
+    def _start(self, now: float) -> None:
+        self._nodes.started = True
+        log.info("all nodes are there: the job starts with %s", self.config)
+        self._broadcast(self._start_message(), now)
+
+    def _leave(self, node: Node, error: str, now: float) -> None:
+        if node.state is State.LEFT:
+            return
+        if node.peer.role is Role.SERVER and self._end_at is None and self._nodes.started:
+            error = error or "left before the end of the job"
+        self._nodes.leave(node, error)
+        if node.peer.role is Role.WORKER:
+            self._send(node, messages.Shutdown(""), now)
+        self._gone(node, bool(error), now)
+
+    def _gone(self, node: Node, lost: bool, now: float) -> None:
+        """``node`` has left or was lost: tell whom it concerns."""
+        self._kept.pop(node.token, None)
+        how = "was lost" if node.state is State.LOST else "has left"
+        log.log(logging.WARNING if lost else logging.INFO, "%s %s%s", node, how, f": {node.error}" if lost else "")
+        if self._nodes.started and self._end_at is None:
+            self._post(self._collectives.gone(node.peer, lost, node.error), now)
+            self._broadcast(messages.PeerGone(node.peer, lost, node.error), now)
+
+    def _end(self, failure: str, now: float) -> None:
+        """The job has ended; it failed if ``failure`` is not empty."""
+        self._failure = failure
+        self._end_at = now + END_SECONDS
+        if self._nodes.started:
+            self._broadcast(messages.Shutdown(failure), now)
+        else:
+            self._broadcast(messages.Refused(f"the job ended before it started: {failure}"), now)
+            self._end_at = now
+
+    def _ended(self, now: float) -> bool:
+        if self._end_at is None:
+            return False
+        alive = self._nodes.alive()
+        if alive and now >= self._end_at and self._nodes.started:
+            log.warning("no good-bye within %g s from %s", END_SECONDS, ", ".join(map(str, alive)))
+        return not alive or now >= self._end_at
+
+
+def main() -> None:
+    """Run a scheduler with the settings of the environment: the command ``autobyte-scheduler``."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    try:
+        scheduler = Scheduler(Settings.from_env(Role.SCHEDULER))
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda number, _: scheduler.stop(f"stopped by {signal.Signals(number).name}"))
+        code = scheduler.run()
+    except SettingsError as error:
+        print(f"autobyte-scheduler: {error}", file=sys.stderr)
+        code = 2
+    except AutoByteError as error:
+        print(f"autobyte-scheduler: {error}", file=sys.stderr)
+        code = 1
+    sys.exit(code)

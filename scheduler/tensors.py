@@ -1,0 +1,153 @@
+"""The job's tensors: what each rank has declared, whether all agree, and what number and shards a tensor got.
+
+Pure. A name goes through these stages: *declared* by some ranks; *placed*, once all ranks have declared it alike;
+*added*, once every server knows it; *ready*, once rank 0 has set its first value. Who waits for a stage is the business
+of :mod:`scheduler.collectives`.
+
+Invariant: a number on the wire is never given twice, so what is on its way for a name that was forgotten cannot hit
+the tensor that later gets the same name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Optional, Sequence
+
+from ps.messages import Tensor, TensorSpec
+from ps.placement import Placement
+from scheduler.membership import ranks_text
+
+__all__ = ["Entry", "Tensors"]
+
+#: What servers can sum, as MXNet names it, and bytes per element.
+ITEMSIZE = {
+    "float32": 4,
+    "float64": 8,
+    "float16": 2,
+    "int8": 1,
+    "uint8": 1,
+    "int32": 4,
+    "int64": 8,
+}
+#: Bounds of what a declaration may ask for: far above any model, and far below what could exhaust this process.
+MAX_TENSORS = 1_000_000
+MAX_NAME_LENGTH = 1024
+MAX_DIMENSIONS = 32
+MAX_ELEMENTS = 1 << 53
+
+
+@dataclasses.dataclass(eq=False)
+class Entry:
+    """One name."""
+
+    name: str
+    specs: dict[int, TensorSpec]  #: by the rank that declared it
+    tensor: Optional[Tensor] = None  #: since it was placed
+    added: bool = False
+    ready: bool = False
+
+
+class Tensors:
+    """All names of the job.
+
+    Parameters
+    ----------
+    num_workers
+        A tensor is placed when this many ranks have declared it.
+    placement
+        Chooses the servers.
+    """
+
+    def __init__(self, num_workers: int, placement: Placement) -> None:
+        self._num_workers = num_workers
+        self._placement = placement
+        self._entries: dict[str, Entry] = {}
+        self._next_id = 0
+
+    def problem(self, rank: int, specs: Sequence[TensorSpec]) -> str:
+        """Return why ``rank`` cannot declare ``specs``, in one line; empty where it can."""
+        if len(self._entries) + len(specs) > MAX_TENSORS:
+            return f"{len(specs)} more keys: a job has at most {MAX_TENSORS}"
+        names = set()
+        for spec in specs:
+            if spec.name in names:
+                return f"{spec.name!r} is given twice"
+            names.add(spec.name)
+            problem = _malformed(spec) or self._conflict(rank, spec)
+            if problem:
+                return problem
+        return ""
+
+    def _conflict(self, rank: int, spec: TensorSpec) -> str:
+        entry = self._entries.get(spec.name)
+        if entry is None:
+            return ""
+        if rank in entry.specs:
+            verb = "has initialised" if entry.ready else "is initialising"
+            return f"worker {rank} {verb} {spec.name!r} already; a key is initialised once"
+        if entry.tensor is not None and entry.tensor.spec != spec:
+            return f"{spec.name!r}: worker {rank} has {_text(spec)}, the tensor is {_text(entry.tensor.spec)}"
+        return ""
+
+    def declare(self, rank: int, spec: TensorSpec) -> Entry:
+        """Note that ``rank`` declares ``spec``, in which :meth:`problem` found none; return the name's entry."""
+        entry = self._entries.setdefault(spec.name, Entry(spec.name, {}))
+        entry.specs[rank] = spec
+        return entry
+
+    def all_declared(self, entry: Entry) -> bool:
+        """Return whether every rank has declared a name."""
+        return len(entry.specs) == self._num_workers
+
+    def missing(self, entry: Entry) -> list[int]:
+        """Return the ranks that have yet to declare a name before it is placed."""
+        if entry.tensor is not None:
+            return []
+        return [rank for rank in range(self._num_workers) if rank not in entry.specs]
+
+    def disagreement(self, entry: Entry) -> str:
+        """Return how the ranks differ about a name; empty where they agree."""
+        ranks_by_spec: dict[TensorSpec, list[int]] = {}
+        for rank, spec in sorted(entry.specs.items()):
+            ranks_by_spec.setdefault(spec, []).append(rank)
+        if len(ranks_by_spec) == 1:
+            return ""
+        versions = ", ".join(f"{_text(spec)} on {ranks_text(ranks)}" for spec, ranks in ranks_by_spec.items())
+        return f"{entry.name!r} differs between the ranks: {versions}; give all ranks the same shape and dtype"
+
+    def place(self, entry: Entry) -> Tensor:
+        """Give the agreed name a number and shards."""
+        spec = next(iter(entry.specs.values()))
+        shards = self._placement.place(math.prod(spec.shape), ITEMSIZE[spec.dtype])
+        entry.tensor = Tensor(self._next_id, spec, shards)
+        self._next_id += 1
+        return entry.tensor
+
+    def withdraw(self, rank: int, entry: Entry) -> bool:
+        """Take back the declaration of ``rank``.
+
+        Returns True where that voids the tensor for the others as well, because rank 0 was to set its first value. The
+        name is forgotten then.
+        """
+        if self._entries.get(entry.name) is not entry:
+            return False
+        del entry.specs[rank]
+        void = entry.tensor is not None and not entry.ready and rank == 0
+        if void or (not entry.specs and entry.tensor is None):
+            del self._entries[entry.name]
+        return void
+
+
+def _text(spec: TensorSpec) -> str:
+    return f"{spec.shape} {spec.dtype}"
+
+
+def _malformed(spec: TensorSpec) -> str:
+    if not 0 < len(spec.name) <= MAX_NAME_LENGTH:
+        return f"the name {spec.name[:40]!r}... has {len(spec.name)} characters: expected 1 to {MAX_NAME_LENGTH}"
+    if spec.dtype not in ITEMSIZE:
+        return f"{spec.name!r}: cannot sum dtype {spec.dtype[:40]!r}: expected one of {', '.join(ITEMSIZE)}"
+    if len(spec.shape) > MAX_DIMENSIONS or min(spec.shape, default=0) < 0 or math.prod(spec.shape) > MAX_ELEMENTS:
+        return f"{spec.name!r}: shape {spec.shape[:MAX_DIMENSIONS]} is no shape of at most {MAX_ELEMENTS} elements"
+    return ""
