@@ -6,7 +6,7 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 python=$root/.venv/bin/python
 
 fail() {
-    echo "autobyte: $1" >&2
+    echo "autobyte: $*" >&2
     exit 1
 }
 
@@ -39,7 +39,7 @@ make_venv() {
         "$found" -m venv --clear "$root/.venv"
     fi
     echo "autobyte: installing AutoByte and what it needs ($*) into .venv"
-    "$python" -m pip install --quiet --disable-pip-version-check --editable "$root[$(IFS=,; echo "$*")]" \
+    "$python" -m pip install -qq --disable-pip-version-check --editable "$root[$(IFS=,; echo "$*")]" \
         || fail "installing failed; see pip's message above"
     for extra in "$@"; do
         echo "$wanted" >"$root/.venv/autobyte-$extra"

@@ -1,0 +1,5 @@
+"""``python -m scheduler.launch``, the same as ``autobyte-launch``."""
+
+from scheduler.launch.command import main
+
+main()
