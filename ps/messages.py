@@ -160,7 +160,7 @@ class Tensor(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Peer(msgspec.Struct, array_like=True, frozen=True):
-    """An entry of the address book. ``address`` is a ZeroMQ endpoint; empty for workers, which bind nothing."""
+    """An entry of the address book. ``address`` holds ZeroMQ endpoints (see ``ps.transport``); none for workers."""
 
     role: Role
     rank: int
