@@ -66,7 +66,7 @@ def broadcast_parameters(params: Any, root_rank: int = 0) -> None:
         for name, handle in handles.items():
             value = handle.wait()
             for copy in arrays[name]:
-                copy[:] = value
+                mx.nd.array(value, dtype=copy.dtype).copyto(copy)  # copy[:] fails on a layout of oneDNN
 
 
 def _arrays(params: Any) -> dict[str, list[Any]]:

@@ -24,6 +24,7 @@ from ps.errors import TensorError
 from ps.messages import SpanKind, Tensor
 from ps.mxnet.connection import connect
 from ps.mxnet.stage import Stage
+from ps.worker import Worker
 
 __all__ = ["AutoByteKVStore", "register"]
 
@@ -87,6 +88,11 @@ class AutoByteKVStore(mx.kvstore.KVStore):  # type: ignore[misc]
     def num_workers(self) -> int:
         """How many workers push into each sum."""
         return self._connection.worker.num_workers
+
+    @property
+    def worker(self) -> Worker:
+        """This process's part in the job, with its ``statistics()`` and its present ``config``."""
+        return self._connection.worker
 
     @staticmethod
     def is_capable(capability: str) -> bool:
