@@ -192,9 +192,7 @@ class Collectives:
         self._next_addition += 1
         self._additions[addition] = (set(range(self._num_servers)), list(entries))
         tensors = [self._tensors.place(entry) for entry in entries]
-        return [
-            Post(Role.SERVER, rank, messages.AddTensors(addition, tensors)) for rank in range(self._num_servers)
-        ]
+        return [Post(Role.SERVER, rank, messages.AddTensors(addition, tensors)) for rank in range(self._num_servers)]
 
     def _advance(self) -> list[Post]:
         """Answer every ``init`` that has come further."""

@@ -80,6 +80,7 @@ class Membership:
         self._silence_seconds = silence_seconds
         self._nodes: dict[int, Node] = {}  # by token
         self._senders: dict[bytes, Node] = {}
+        self._failures: list[str] = []
         self._last_turn = now
 
     # ------------------------------------------------------------------------------- registration
@@ -172,8 +173,9 @@ class Membership:
         return self.started and all(node.state is not State.ALIVE for node in self.of(Role.WORKER))
 
     def failure(self) -> str:
-        """Return why the job failed, in one line; empty where every worker left well and nothing was lost."""
-        return "; ".join(f"{node} {_VERBS[node.state]}: {node.error}" for node in self._nodes.values() if node.error)
+        """Return why the job failed: what happened first. Empty where all left well and nothing was lost."""
+        more = f" (and {len(self._failures) - 1} more)" if len(self._failures) > 1 else ""
+        return self._failures[0] + more if self._failures else ""
 
     # ------------------------------------------------------------------------------- life and death
 
@@ -190,17 +192,17 @@ class Membership:
 
     def leave(self, node: Node, error: str) -> None:
         """Note that ``node`` has said good-bye, because of ``error`` where that is not empty."""
-        if node.state is State.ALIVE:
-            node.state, node.error = State.LEFT, error
-            self._forget_before_start(node)
+        self._end(node, State.LEFT, error, "ended with an error")
 
     def lose(self, node: Node, reason: str) -> None:
         """Note that ``node`` is lost."""
-        node.state, node.error = State.LOST, reason
-        self._forget_before_start(node)
+        self._end(node, State.LOST, reason, "was lost")
 
-    def _forget_before_start(self, node: Node) -> None:
-        if not self.started:
+    def _end(self, node: Node, state: State, error: str, how: str) -> None:
+        node.state, node.error = state, error
+        if self.started:
+            self._failures += [f"{node} {how}: {error}"] if error else []
+        else:
             del self._nodes[node.token]
             self._senders.pop(node.sender, None)
 
@@ -219,9 +221,6 @@ class Membership:
                 continue
             lost.append(node)
         return lost
-
-
-_VERBS = {State.ALIVE: "reports", State.LEFT: "ended with an error", State.LOST: "was lost"}
 
 
 def count_of(count: int, role: Role) -> str:

@@ -6,7 +6,8 @@ nodes gather, the job runs, the job ends.
 
 The socket is a ROUTER bound to the one address that :mod:`ps.network` names. ``ROUTER_MANDATORY`` makes every heartbeat
 a probe: what cannot be sent has no connection any more. Messages for a node whose connection is broken are kept until
-it is back or lost. What does not decode, comes from a stranger or makes no sense from its sender is counted and dropped.
+it is back or lost. What does not decode, comes from a stranger or makes no sense from its sender is counted and
+dropped.
 """
 
 from __future__ import annotations
