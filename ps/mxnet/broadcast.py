@@ -82,8 +82,6 @@ def _arrays(params: Any) -> dict[str, list[Any]]:
 
 
 def _data(param: Any) -> list[Any]:
-    if param._deferred_init and mx.util.shape_is_known(param.shape):
-        param._finish_deferred_init()
     try:
         return list(param.list_data())
     except mx.gluon.parameter.DeferredInitializationError:

@@ -104,10 +104,12 @@ class Connection:
         if self._unusable:
             return
         error = getattr(sys, "last_value", None)
-        engine.drain(2 * self.worker.deadline_seconds if error is None else FAILED_EXIT_SECONDS)
+        reason = "" if error is None else f"worker {self.worker.rank}: {type(error).__name__}: {error}"
+        if not engine.drain(FAILED_EXIT_SECONDS if reason else 2 * self.worker.deadline_seconds):
+            reason = reason or f"worker {self.worker.rank} ended with operations under way"
         self.disable("this process has left the job")
         engine.abandon(self._unusable)
-        self.worker.close("" if error is None else f"worker {self.worker.rank}: {type(error).__name__}: {error}")
+        self.worker.close(reason)
 
     def disable(self, reason: str) -> None:
         """Refuse everything from now on."""

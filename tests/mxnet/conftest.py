@@ -1,0 +1,58 @@
+"""MXNet's tests are skipped where it is not installed."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("mxnet", reason="MXNet is not installed: pip install 'autobyte[mxnet]'")
+
+import mxnet as mx  # noqa: E402
+
+from ps.mxnet import broadcast, connection, engine  # noqa: E402
+from tests.mxnet.fake import FakeWorker, join  # noqa: E402
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+@pytest.fixture
+def worker():
+    """A job of two workers in which the other one pushes the same: sums are doubles."""
+    worker = join(FakeWorker())
+    yield worker
+    worker.release()
+    try:
+        mx.nd.waitall()
+    except Exception:  # the test has looked at the errors that it provoked
+        pass
+    assert engine.drain(5), "operations were left in the engine"
+    connection._connection.disable("the test has ended")
+    connection._connection = None
+    broadcast._declared.clear()
+
+
+@pytest.fixture
+def store(worker):
+    return mx.kv.create("dist_sync_autobyte")
+
+
+@pytest.fixture
+def script():
+    """Run Python source in a process of its own, with a fake worker as ``worker``; returns the completed process."""
+
+    def run(source, timeout=40, **env):
+        prelude = (
+            "import mxnet as mx, ps.mxnet\nfrom tests.mxnet.fake import FakeWorker, join\nworker = join(FakeWorker())\n"
+        )
+        return subprocess.run(
+            [sys.executable, "-c", prelude + source],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT), **env},
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+        )
+
+    return run

@@ -1,0 +1,100 @@
+"""``broadcast_parameters``: everybody begins with one rank's values."""
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+import ps.mxnet
+from ps.errors import AutoByteError
+from ps.mxnet import connection
+from tests.mxnet.fake import FakeWorker, join
+
+
+class TwoRanks(FakeWorker):
+    """The other rank, number 1 - rank, broadcasts ``theirs`` for every parameter."""
+
+    theirs = 5.0
+
+    def combine(self, pushed):
+        other = np.full_like(pushed, self.theirs if self.rank != self.root else -0.0)
+        return pushed + other
+
+
+@pytest.fixture
+def ranks(worker):
+    def choose(rank, root):
+        other = TwoRanks(rank=rank)
+        other.root = root
+        connection._connection.disable("replaced")
+        return join(other)
+
+    return choose
+
+
+def dense(value, **options):
+    layer = mx.gluon.nn.Dense(1, in_units=2, use_bias=False, **options)
+    layer.initialize(mx.init.Constant(value), **({"ctx": [mx.cpu(0), mx.cpu(1)]}))
+    return layer
+
+
+@pytest.mark.parametrize(("rank", "root", "expected"), [(0, 0, 1), (1, 0, 5), (0, 1, 5), (1, 1, 1)])
+def test_values_of_the_root_are_everywhere_in_place(ranks, rank, root, expected):
+    ranks(rank, root)
+    layer = dense(1)
+    weights = layer.weight.list_data()
+    ps.mxnet.broadcast_parameters(layer, root_rank=root)
+    assert [weight.asnumpy().tolist() for weight in weights] == [[[expected] * 2]] * 2
+
+
+def test_every_bit_of_the_root_arrives(ranks):
+    ranks(0, 0)
+    bits = np.array([-0.0, 0.0, np.inf, -np.inf, np.nan, 1e-45], "float32")
+    values = {"f": mx.nd.array(bits), "i": mx.nd.array([-1, 0, 2**31 - 1], dtype="int32")}
+    ps.mxnet.broadcast_parameters(values)
+    assert values["f"].asnumpy().tobytes() == bits.tobytes()
+    assert values["i"].asnumpy().tolist() == [-1, 0, 2**31 - 1]
+
+
+def test_it_may_be_called_again(ranks):
+    worker = ranks(1, 0)
+    layer = dense(1)
+    ps.mxnet.broadcast_parameters(layer.collect_params())
+    worker.theirs = 6.0
+    ps.mxnet.broadcast_parameters(layer.collect_params())
+    assert layer.weight.data(mx.cpu(0)).asnumpy().tolist() == [[6, 6]]
+    assert len(worker.tensors) == 1
+
+
+def test_names_do_not_depend_on_how_many_blocks_a_rank_has_built(ranks):
+    worker = ranks(1, 0)
+    net = mx.gluon.nn.HybridSequential()
+    with net.name_scope():
+        net.add(mx.gluon.nn.Dense(2, in_units=2), mx.gluon.nn.Dense(1, in_units=2))
+    net.initialize()
+    ps.mxnet.broadcast_parameters(net)
+    assert sorted(worker.tensors) == [
+        "parameters['dense0_bias']",
+        "parameters['dense0_weight']",
+        "parameters['dense1_bias']",
+        "parameters['dense1_weight']",
+    ]
+
+
+def test_unknown_shape_is_an_error_that_says_what_to_do(worker):
+    layer = mx.gluon.nn.Dense(1, prefix="late_")
+    layer.initialize()
+    with pytest.raises(
+        AutoByteError, match=r"the shape of 'late_weight' is not known yet.*run one forward pass.*in_units"
+    ):
+        ps.mxnet.broadcast_parameters(layer.collect_params())
+
+
+def test_parameter_without_values_is_an_error_that_says_what_to_do(worker):
+    layer = mx.gluon.nn.Dense(1, in_units=1, prefix="raw_")
+    with pytest.raises(AutoByteError, match=r"'raw_weight' is not initialised: call net.initialize\(\) first"):
+        ps.mxnet.broadcast_parameters(layer.collect_params())
+
+
+def test_root_that_does_not_exist(worker):
+    with pytest.raises(ValueError, match="root_rank must be 0 to 1, not 2"):
+        ps.mxnet.broadcast_parameters({}, root_rank=2)
