@@ -29,46 +29,57 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from emulation import Lab, LabError, clean, payload_share, running, set_rate, why_not
 
-__all__ = ["Lab", "LabError", "Placed", "clean", "main", "node_environment", "places", "why_not"]
+__all__ = ["Lab", "LabError", "Placed", "clean", "main", "places", "why_not"]
 
 ROOT = Path(__file__).resolve().parent.parent
 SCHEDULER_PORT = 9091
 
 
 class Placed(NamedTuple):
-    """One process of a job and the host that it runs on."""
+    """One process of a job, the host that it runs on, and the variables that tell it its place."""
 
     role: str
     number: int
     host: int
+    variables: Dict[str, str]
+
+    @property
+    def name(self) -> str:
+        """What its output is shown under."""
+        return self.role if self.role == "scheduler" else f"{self.role} {self.number}"
 
 
-def places(num_workers: int, num_servers: int) -> List[Placed]:
+def places(address: Callable[[int], str], port: int, num_workers: int, num_servers: int) -> List[Placed]:
     """Return a job's processes in the order in which to start them.
 
     Worker i is on host i, server j on host ``num_workers + j``, the scheduler on the first server's host.
+
+    Parameters
+    ----------
+    address
+        Returns the address of a host.
+    port
+        Where the scheduler listens.
     """
-    servers = [Placed("server", number, num_workers + number) for number in range(num_servers)]
-    workers = [Placed("worker", number, number) for number in range(num_workers)]
-    return [Placed("scheduler", 0, num_workers), *servers, *workers]
-
-
-def node_environment(
-    role: str, address: str, root: str, port: int, num_workers: int, num_servers: int
-) -> Dict[str, str]:
-    """Return the variables that tell a process its place in the job, in the names of MXNet's ps-lite."""
-    return {
-        "DMLC_ROLE": role,
-        "DMLC_PS_ROOT_URI": root,
+    servers = [("server", number, num_workers + number) for number in range(num_servers)]
+    workers = [("worker", number, number) for number in range(num_workers)]
+    job = {
+        "DMLC_PS_ROOT_URI": address(num_workers),
         "DMLC_PS_ROOT_PORT": str(port),
         "DMLC_NUM_WORKER": str(num_workers),
         "DMLC_NUM_SERVER": str(num_servers),
-        "DMLC_NODE_HOST": address,
     }
+    placed = []
+    for role, number, host in [("scheduler", 0, num_workers), *servers, *workers]:
+        variables = {**job, "DMLC_ROLE": role, "DMLC_NODE_HOST": address(host)}
+        if role != "scheduler":
+            variables[f"DMLC_{role.upper()}_ID"] = str(number)
+        placed.append(Placed(role, number, host, variables))
+    return placed
 
 
 class _Crew:
@@ -156,13 +167,10 @@ def _launch(arguments: argparse.Namespace) -> int:
         crew = _Crew(lab)
         workers: List[subprocess.Popen[str]] = []
         others: List[subprocess.Popen[str]] = []
-        for role, number, host in places(num_workers, num_servers):
-            root, own = lab.address(num_workers), lab.address(host)
-            node = node_environment(role, own, root, SCHEDULER_PORT, num_workers, num_servers)
-            variables = {**node, "PYTHONPATH": paths, "PYTHONUNBUFFERED": "1"}
-            name = role if role == "scheduler" else f"{role} {number}"
-            process = crew.start(name, host, commands[role], variables)
-            (workers if role == "worker" else others).append(process)
+        for placed in places(lab.address, SCHEDULER_PORT, num_workers, num_servers):
+            variables = {**placed.variables, "PYTHONPATH": paths, "PYTHONUNBUFFERED": "1"}
+            process = crew.start(placed.name, placed.host, commands[placed.role], variables)
+            (workers if placed.role == "worker" else others).append(process)
         with _changes(lab, arguments.change):
             code = _wait(workers, others)
         if code == 0:  # the job ends by itself, within its 5 s

@@ -23,7 +23,7 @@ from typing import IO, Any, Dict, List, Mapping, Optional, Protocol, Sequence, T
 from bench.report import Block
 from bench.stores import STORES
 from bench.usage import CpuSeconds, OthersWatch, cpu_seconds, peak_bytes, reset_peak
-from lab import node_environment, places
+from lab import places
 
 __all__ = ["BenchError", "Job", "Loopback", "Network", "run_block"]
 
@@ -160,20 +160,18 @@ class Job:
         return [process for process in self._processes if process.role == "worker"]
 
     def _start(self) -> None:
-        store, network, counts = STORES[self._store], self._network, (self._num_workers, self._num_servers)
-        worker = [sys.executable, "-m", "bench.worker", self._store, self._profile]
+        store, network = STORES[self._store], self._network
+        commands = {**store.processes, "worker": [sys.executable, "-m", "bench.worker", self._store, self._profile]}
         paths = [str(SCRIPTS), str(SCRIPTS.parent), os.environ.get("PYTHONPATH", "")]
         environment = {**os.environ, **store.variables, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-        root, port = network.address(self._num_workers), _free_port()
-        for role, number, host in places(*counts):
-            command = worker if role == "worker" else store.processes[role]
-            node = node_environment(role, network.address(host), root, port, *counts)
-            pipe = subprocess.PIPE if role == "worker" else subprocess.DEVNULL
+        for placed in places(network.address, _free_port(), self._num_workers, self._num_servers):
+            pipe = subprocess.PIPE if placed.role == "worker" else subprocess.DEVNULL
             errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115  (closed by _kill)
             popen = network.popen(
-                host, command, {**environment, **node}, stdin=pipe, stdout=pipe, stderr=errors.fileno()
-            )
-            self._processes.append(_Process(f"{self._store} {role} {number}", role, popen, errors))
+                placed.host, commands[placed.role], {**environment, **placed.variables},
+                stdin=pipe, stdout=pipe, stderr=errors.fileno(),
+            )  # fmt: skip
+            self._processes.append(_Process(f"{self._store} {placed.name}", placed.role, popen, errors))
 
     def _end(self) -> None:
         """Let the job end by itself."""

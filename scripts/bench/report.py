@@ -9,7 +9,7 @@ from rich.table import Table
 
 from emulation import payload_share
 
-__all__ = ["Block", "ideal_seconds", "quartiles", "store_table", "summary"]
+__all__ = ["QUIET_CORES", "Block", "ideal_seconds", "quartiles", "store_table", "summary"]
 
 #: One store's share of a round: what the job's processes did in a row of iterations.
 Block = Dict[str, Any]

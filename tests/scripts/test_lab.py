@@ -16,7 +16,7 @@ import pytest
 import emulation
 import lab as lab_command
 from emulation import Lab, LabError, payload_share, why_not
-from lab import Placed, node_environment, places
+from lab import places
 
 COMMAND = [sys.executable, str(Path(lab_command.__file__).resolve())]
 
@@ -144,6 +144,29 @@ def test_without_the_right_to_make_namespaces_the_command_says_so(
     )
 
 
+@pytest.mark.lab
+@needs_lab
+@pytest.mark.timeout(40)
+def test_launch_runs_a_job_whose_rates_change_meanwhile(tmp_path: Path) -> None:
+    train = tmp_path / "train.py"
+    train.write_text(
+        "import time, numpy, ps\n"
+        "with ps.Worker() as worker:\n"
+        "    worker.init('a', numpy.zeros(1000, numpy.float32))\n"
+        "    time.sleep(1)\n"
+        "    ones = numpy.ones(1000, numpy.float32)\n"
+        "    print('rank', worker.rank, 'has', worker.push_pull('a', ones).wait().sum())\n"
+    )
+    done = subprocess.run(
+        [*COMMAND, "launch", "-n", "2", "-s", "1", "--change", "0.1:all:300", "--", sys.executable, str(train)],
+        capture_output=True, text=True, timeout=35,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    assert "[worker 0] rank 0 has 2000.0" in done.stdout
+    assert "[worker 1] rank 1 has 2000.0" in done.stdout
+    assert "[lab] 0.1 s: host all at 300 Mbit/s" in done.stdout
+
+
 def test_names_carry_the_pid_and_a_number() -> None:
     first, second = Lab(hosts=1), Lab(hosts=1)
     assert first.name.startswith(f"autobyte-{os.getpid()}-")
@@ -151,21 +174,19 @@ def test_names_carry_the_pid_and_a_number() -> None:
 
 
 def test_each_worker_and_server_has_a_host_and_the_scheduler_is_with_the_first_server() -> None:
-    assert places(2, 2) == [
-        Placed("scheduler", 0, 2),
-        Placed("server", 0, 2),
-        Placed("server", 1, 3),
-        Placed("worker", 0, 0),
-        Placed("worker", 1, 1),
-    ]
+    placed = places("10.99.0.{}".format, 9091, 2, 2)
+    assert [(process.name, process.host) for process in placed] == [
+        ("scheduler", 2), ("server 0", 2), ("server 1", 3), ("worker 0", 0), ("worker 1", 1),
+    ]  # fmt: skip
 
 
 def test_a_process_learns_its_place_from_the_variables_of_ps_lite() -> None:
-    assert node_environment("server", "10.99.0.4", "10.99.0.3", 9091, 2, 2) == {
+    assert places("10.99.0.{}".format, 9091, 2, 2)[2].variables == {
         "DMLC_ROLE": "server",
-        "DMLC_PS_ROOT_URI": "10.99.0.3",
+        "DMLC_SERVER_ID": "1",
+        "DMLC_PS_ROOT_URI": "10.99.0.2",
         "DMLC_PS_ROOT_PORT": "9091",
         "DMLC_NUM_WORKER": "2",
         "DMLC_NUM_SERVER": "2",
-        "DMLC_NODE_HOST": "10.99.0.4",
+        "DMLC_NODE_HOST": "10.99.0.3",
     }
