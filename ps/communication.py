@@ -49,7 +49,7 @@ log = logging.getLogger("autobyte.worker")
 RECEIVE_BATCH = 16
 #: How often deadlines and silent links are looked at.
 CHECK_SECONDS = 0.25
-#: A link without any acknowledgement for this long asks its peer where it stands.
+#: A server that is silent for this long while operations wait is asked where it stands.
 PROBE_SECONDS = 5.0
 #: The servers, who know which rank is missing, get this much longer than the deadline to say so.
 DEADLINE_GRACE_SECONDS = 2.0
@@ -89,13 +89,13 @@ class _Call:
 class _Server:
     """One server as this worker sees it."""
 
-    __slots__ = ("peer", "lane", "receiver", "probed_at")
+    __slots__ = ("peer", "lane", "receiver", "heard_at")
 
     def __init__(self, peer: messages.Peer, lane: WorkerLane) -> None:
         self.peer = peer
         self.lane = lane
         self.receiver = Receiver()
-        self.probed_at = 0.0
+        self.heard_at = 0.0
 
 
 class CommunicationLoop:
@@ -243,7 +243,7 @@ class CommunicationLoop:
         identity = b"worker-%d-%x" % (self.rank, self._session)
         for peer in started.servers:
             self._servers.append(_Server(peer, WorkerLane(context, identity, peer.address)))
-            self._greet(self._servers[-1], time.monotonic())
+            self._greet(self._servers[-1])
         self._started.set()
 
     def _loop(self, membership: Membership) -> None:
@@ -263,7 +263,7 @@ class CommunicationLoop:
                 self._inbox.popleft()()
             for server in self._servers:
                 if server.lane.monitor in ready:
-                    self._connection_changed(server, now)
+                    self._connection_changed(server)
                 if server.lane.socket in ready:
                     self._receive(server, now)
             for message in membership.receive(now):
@@ -297,15 +297,15 @@ class CommunicationLoop:
             peer, message = popped
             self._servers[peer].lane.send(message.header, message.payload)
 
-    def _greet(self, server: _Server, now: float) -> None:
-        server.probed_at = now
-        hello = messages.Hello(self.settings.job, self._session, self.rank, server.receiver.expected, True)
+    def _greet(self, server: _Server, answer: bool = True) -> None:
+        """Tell a server what is expected from it next, and ask for the same."""
+        hello = messages.Hello(self.settings.job, self._session, self.rank, server.receiver.expected, answer)
         server.lane.send(messages.encode(hello), None)
 
-    def _connection_changed(self, server: _Server, now: float) -> None:
+    def _connection_changed(self, server: _Server) -> None:
         for made in server.lane.changes():
             if made:
-                self._greet(server, now)
+                self._greet(server)
             else:
                 self._membership.send(messages.Suspect(server.peer))
 
@@ -313,6 +313,7 @@ class CommunicationLoop:
 
     def _receive(self, server: _Server, now: float) -> None:
         lane = server.lane
+        server.heard_at = now
         for _ in range(RECEIVE_BATCH):
             header = lane.receive()
             if header is None:
@@ -333,6 +334,8 @@ class CommunicationLoop:
         if hello.session != self._session or hello.job != self.settings.job:
             self.traffic.counters.malformed()
             return
+        if hello.answer:
+            self._greet(server, answer=False)
         for message in self.traffic.resume(server.peer.rank, hello.expected, now):
             server.lane.send(message.header, message.payload)
 
@@ -340,6 +343,8 @@ class CommunicationLoop:
         lane = server.lane
         if not server.receiver.accept(message.seq):
             lane.drop_payload()
+            if server.receiver.gap_begins:
+                self._greet(server)
             return
         spans = message.spans
         if len(spans) == 1 and spans[0].kind is SpanKind.RESULT:
@@ -575,9 +580,9 @@ class CommunicationLoop:
 
     def _check(self, now: float) -> None:
         for server in self._servers:
-            silent_seconds = self.traffic.silent_seconds(server.peer.rank, now)
-            if min(silent_seconds, now - server.probed_at) > PROBE_SECONDS:
-                self._greet(server, now)
+            if self._active and now - server.heard_at > PROBE_SECONDS:
+                server.heard_at = now
+                self._greet(server)
         limit = now - self.deadline_seconds - DEADLINE_GRACE_SECONDS
         for operation in list(self._active.values()):
             if operation.started_at < limit:

@@ -110,23 +110,18 @@ class Message:
         Payload of the spans that have one, in their order.
     nbytes
         Payload and ``MESSAGE_BYTES``.
-    backlogged
-        Whether more was queued on its link when it left.
     alone
-        Whether nothing else was in flight on this host when it left.
+        Whether nothing else was in flight on this host when it left, so that its round trip tells the latency.
     """
 
-    __slots__ = ("seq", "spans", "parts", "nbytes", "sent_at", "backlogged", "alone", "_header")
+    __slots__ = ("seq", "spans", "parts", "nbytes", "sent_at", "alone", "_header")
 
-    def __init__(
-        self, seq: int, spans: list[Span], parts: list[memoryview], nbytes: int, sent_at: float, backlogged: bool
-    ) -> None:
+    def __init__(self, seq: int, spans: list[Span], parts: list[memoryview], nbytes: int, sent_at: float) -> None:
         self.seq = seq
         self.spans = spans
         self.parts = parts
         self.nbytes = nbytes
         self.sent_at = sent_at
-        self.backlogged = backlogged
         self.alone = False
         self._header: Optional[bytes] = None
 
@@ -255,7 +250,7 @@ class Link:
             next_bytes = queue[0][2].next_bytes
             if next_bytes and payload_bytes + next_bytes > fusion_bytes:
                 break
-        message = Message(self._next_seq, spans, parts, payload_bytes + MESSAGE_BYTES, now, bool(queue))
+        message = Message(self._next_seq, spans, parts, payload_bytes + MESSAGE_BYTES, now)
         self._next_seq += 1
         self._in_flight.append(message)
         self.in_flight_bytes += message.nbytes
@@ -303,6 +298,7 @@ class Link:
         self.acknowledge(expected - 1, now)
         for message in self._in_flight:
             message.sent_at = now
+            message.alone = False  # an acknowledgement may yet be that of the first sending (Karn's rule)
         self.messages_resent += len(self._in_flight)
         return list(self._in_flight)
 
@@ -418,14 +414,18 @@ class Receiver:
         Number of the next message.
     duplicates, gaps
         Messages refused because they were had before, or because one before them is missing.
+    gap_begins
+        Whether the message just refused is the first after a missing one: time to ask for that.
     """
 
-    __slots__ = ("expected", "duplicates", "gaps", "_pending")
+    __slots__ = ("expected", "duplicates", "gaps", "gap_begins", "_gap_at", "_pending")
 
     def __init__(self) -> None:
         self.expected = 1
         self.duplicates = 0
         self.gaps = 0
+        self.gap_begins = False
+        self._gap_at = 0
         self._pending = False
 
     def accept(self, seq: int) -> bool:
@@ -436,9 +436,12 @@ class Receiver:
             return True
         if seq < self.expected:
             self.duplicates += 1
+            self.gap_begins = False
             self._pending = True  # its acknowledgement was lost
         else:
             self.gaps += 1
+            self.gap_begins = self._gap_at != self.expected
+            self._gap_at = self.expected
         return False
 
     def acknowledge(self) -> Optional[int]:

@@ -69,7 +69,7 @@ class Server:
             address = self._lane.bind(bind_host(self.settings))
             self._membership = Membership(self.settings, context, address)
             try:
-                self.rank, started = self._membership.register()
+                self.rank, started = self._membership.register(lambda: self._ending)
                 self._session = started.session
                 self._book = ShardBook(self.rank, self.settings.num_workers, started.deadline_seconds)
                 self._traffic.counters.rank = self.rank
@@ -136,9 +136,12 @@ class Server:
             elif message is None or rank is None:
                 self._traffic.counters.malformed()
             elif isinstance(message, messages.Data):
-                if self._workers[rank].receiver.accept(message.seq):
+                receiver = self._workers[rank].receiver
+                if receiver.accept(message.seq):
                     payload = parts[2].buffer if len(parts) == 3 else None
                     self._receive_data(rank, message, payload, now)
+                elif receiver.gap_begins:
+                    self._greet(rank, answer=True)
             else:
                 self._traffic.acknowledged(rank, message.seq, now)
 
@@ -151,8 +154,7 @@ class Server:
         worker.identity = identity
         self._rank_of[identity] = hello.rank
         if hello.answer:
-            answer = messages.Hello(self.settings.job, self._session, self.rank, worker.receiver.expected, False)
-            self._lane.send(identity, messages.encode(answer), None)
+            self._greet(hello.rank, answer=False)
         try:
             again = self._traffic.resume(hello.rank, hello.expected, now)
         except ValueError as error:
@@ -161,6 +163,11 @@ class Server:
             return
         for old in again:
             self._lane.send(identity, old.header, old.payload)
+
+    def _greet(self, rank: int, answer: bool) -> None:
+        worker = self._workers[rank]
+        hello = messages.Hello(self.settings.job, self._session, self.rank, worker.receiver.expected, answer)
+        self._lane.send(worker.identity, messages.encode(hello), None)
 
     def _receive_data(self, rank: int, message: messages.Data, payload: Optional[memoryview], now: float) -> None:
         offset = 0

@@ -86,11 +86,6 @@ class Traffic:
         """
         return self._links.links[peer].resume(expected, now)
 
-    def silent_seconds(self, peer: int, now: float) -> float:
-        """Return how long something sent to ``peer`` has been waiting for its acknowledgement."""
-        oldest = self._links.links[peer].oldest_sent_at
-        return 0.0 if oldest is None else now - oldest
-
     def report(self, now: float) -> Optional[Observation]:
         """Return what was seen in the window if it has ended, else None. To be called on the sending thread."""
         if now < self._window_ends:
