@@ -452,9 +452,7 @@ class CommunicationLoop:
                 ranges = iter(((shard.start, shard.stop - shard.start),))
             else:
                 ranges = cut(shard.start, shard.stop, itemsize, self.traffic.config.partition_bytes)
-            transfer = Transfer(
-                kind, tensor.id, operation.version, operation.priority, itemsize, 0, payload, ranges
-            )
+            transfer = Transfer(kind, tensor.id, operation.version, operation.priority, itemsize, 0, payload, ranges)
             self.traffic.put(shard.server, transfer, now)
 
     def _finish(self, key: _Key, error: Optional[AutoByteError]) -> None:

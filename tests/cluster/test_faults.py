@@ -1,4 +1,4 @@
-"""What goes wrong: lost nodes, lost messages, waits that cannot end, garbage. Nothing hangs, and nothing is summed twice."""
+"""What goes wrong: lost nodes, lost messages, endless waits, garbage. Nothing hangs, and nothing is summed twice."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ worker.close()
 """
     with Cluster(workers=2, servers=1, env={"AUTOBYTE_DEADLINE_SECONDS": "2"}) as cluster:
         # The barrier has the same deadline as the round, so rank 1 comes to it a little later.
-        cluster.run([source, source.replace('worker.barrier', 'time.sleep(1.5)\nworker.barrier')], timeout=20)
+        cluster.run([source, source.replace("worker.barrier", "time.sleep(1.5)\nworker.barrier")], timeout=20)
 
 
 def test_lost_and_repeated_messages_are_sent_again_and_summed_once() -> None:
