@@ -22,14 +22,14 @@ import os
 import secrets
 import socket as sockets
 import time
-from typing import Optional
+from typing import Callable, Optional
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from ps import messages, network
 from ps.config import Role, Settings
-from ps.errors import DeadlineExceeded, RegistrationRefused
+from ps.errors import Closed, DeadlineExceeded, RegistrationRefused
 from ps.messages import ControlMessage, Peer, PeerGone, Started
 
 __all__ = ["Membership", "MAX_CONTROL_BYTES"]
@@ -93,8 +93,13 @@ class Membership:
 
     # ------------------------------------------------------------------------------- registration
 
-    def register(self) -> tuple[int, Started]:
+    def register(self, stopped: Callable[[], Optional[str]] = lambda: None) -> tuple[int, Started]:
         """Register with the scheduler and wait until the job starts.
+
+        Parameters
+        ----------
+        stopped
+            Asked a few times a second: a reason for which to give up, such as a signal.
 
         Returns
         -------
@@ -107,6 +112,8 @@ class Membership:
             The scheduler refused this node, or the job did not start; the text is the scheduler's.
         DeadlineExceeded
             ``start_seconds`` passed; the text names the scheduler's host and port.
+        Closed
+            With the reason that ``stopped`` gave.
         """
         settings = self._settings
         request = messages.Register(
@@ -124,6 +131,9 @@ class Membership:
         give_up_at = time.monotonic() + settings.start_seconds
         next_request = 0.0
         while True:
+            reason = stopped()
+            if reason:
+                raise Closed(reason)
             now = time.monotonic()
             if now >= give_up_at:
                 raise DeadlineExceeded(self._why_not_started())

@@ -119,6 +119,8 @@ class Scheduler:
         finally:
             self._socket.close()
             context.term()
+        if self.malformed:
+            log.warning("dropped %d malformed messages", self.malformed)
         if self._failure:
             print(f"autobyte-scheduler: the job failed: {self._failure}", file=sys.stderr)
         return 1 if self._failure else 0
