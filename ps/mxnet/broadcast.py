@@ -73,12 +73,7 @@ def _arrays(params: Any) -> dict[str, list[Any]]:
     """Return the arrays of each parameter, one per device."""
     if isinstance(params, mx.gluon.Block):
         params = params.collect_params()
-    prefix = getattr(params, "prefix", "")  # counts blocks: not the same on all ranks where one has built more
-    arrays = {}
-    for name, param in params.items():
-        name = name[len(prefix) :] if name.startswith(prefix) else name
-        arrays[name] = [param] if isinstance(param, mx.nd.NDArray) else _data(param)
-    return arrays
+    return {name: [param] if isinstance(param, mx.nd.NDArray) else _data(param) for name, param in params.items()}
 
 
 def _data(param: Any) -> list[Any]:

@@ -1,5 +1,6 @@
 """MXNet's tests are skipped where it is not installed."""
 
+import contextlib
 import os
 import pathlib
 import subprocess
@@ -9,10 +10,10 @@ import pytest
 
 pytest.importorskip("mxnet", reason="MXNet is not installed: pip install 'autobyte[mxnet]'")
 
-import mxnet as mx  # noqa: E402
+import mxnet as mx
 
-from ps.mxnet import broadcast, connection, engine  # noqa: E402
-from tests.mxnet.fake import FakeWorker, join  # noqa: E402
+from ps.mxnet import broadcast, connection, engine
+from tests.mxnet.fake import FakeWorker, join
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -23,10 +24,8 @@ def worker():
     worker = join(FakeWorker())
     yield worker
     worker.release()
-    try:
+    with contextlib.suppress(Exception):  # the test has looked at the errors that it provoked
         mx.nd.waitall()
-    except Exception:  # the test has looked at the errors that it provoked
-        pass
     assert engine.drain(5), "operations were left in the engine"
     connection._connection.disable("the test has ended")
     connection._connection = None

@@ -1,6 +1,7 @@
 """A worker of a job that is not there: every other rank pushes the same as this one.
 
-It answers operations from a thread of its own, as the communication thread does, and can be told to hold answers back or to fail.
+It answers operations from a thread of its own, as the communication thread does, and can be told to hold answers back
+or to fail.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def ranks(worker):
 
 def dense(value, **options):
     layer = mx.gluon.nn.Dense(1, in_units=2, use_bias=False, **options)
-    layer.initialize(mx.init.Constant(value), **({"ctx": [mx.cpu(0), mx.cpu(1)]}))
+    layer.initialize(mx.init.Constant(value), ctx=[mx.cpu(0), mx.cpu(1)])
     return layer
 
 
@@ -63,21 +63,6 @@ def test_it_may_be_called_again(ranks):
     ps.mxnet.broadcast_parameters(layer.collect_params())
     assert layer.weight.data(mx.cpu(0)).asnumpy().tolist() == [[6, 6]]
     assert len(worker.tensors) == 1
-
-
-def test_names_do_not_depend_on_how_many_blocks_a_rank_has_built(ranks):
-    worker = ranks(1, 0)
-    net = mx.gluon.nn.HybridSequential()
-    with net.name_scope():
-        net.add(mx.gluon.nn.Dense(2, in_units=2), mx.gluon.nn.Dense(1, in_units=2))
-    net.initialize()
-    ps.mxnet.broadcast_parameters(net)
-    assert sorted(worker.tensors) == [
-        "parameters['dense0_bias']",
-        "parameters['dense0_weight']",
-        "parameters['dense1_bias']",
-        "parameters['dense1_weight']",
-    ]
 
 
 def test_unknown_shape_is_an_error_that_says_what_to_do(worker):

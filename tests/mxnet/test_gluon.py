@@ -1,7 +1,7 @@
 """Gluon's Trainer and Module on the store, with the traps that MXNet holds for whoever replaces one.
 
-The other worker pushes the same, so a step must equal one of plain MXNet with the gradient doubled: to the bit, since doubling is
-exact.
+The other worker pushes the same, so a step must equal one of plain MXNet with the gradient doubled: to the bit, since
+doubling is exact.
 """
 
 import mxnet as mx
