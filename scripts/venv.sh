@@ -10,11 +10,15 @@ fail() {
     exit 1
 }
 
-# Prints the first Python that MXNet supports and that can make virtual environments.
+# Prints the first Python that MXNet supports and that can make virtual environments; $PYTHON, if that is set.
 find_python() {
-    local candidate suitable='import sys, venv, ensurepip; sys.exit(not (3, 9) <= sys.version_info[:2] <= (3, 12))'
-    for candidate in ${PYTHON:+"$PYTHON"} python3.11 python3.10 python3.9 python3.12 python3 python \
-        "${PYENV_ROOT:-$HOME/.pyenv}"/versions/3.{11,10,9,12}*/bin/python; do
+    local candidate candidates suitable='import sys, venv, ensurepip; sys.exit(not (3, 9) <= sys.version_info[:2] <= (3, 12))'
+    candidates=(python3.11 python3.10 python3.9 python3.12 python3 python
+        "${PYENV_ROOT:-$HOME/.pyenv}"/versions/3.{11,10,9,12}*/bin/python)
+    if [ -n "${PYTHON:-}" ]; then
+        candidates=("$PYTHON")
+    fi
+    for candidate in "${candidates[@]}"; do
         if "$candidate" -c "$suitable" 2>/dev/null; then
             echo "$candidate"
             return
@@ -25,7 +29,7 @@ find_python() {
 }
 
 make_venv() {
-    local extra wanted found missing=""
+    local extra wanted found error missing=""
     wanted=$(cat "$root/setup.cfg" "$root/pyproject.toml" "$root/scripts/venv.sh" <(echo "$root") | cksum)
     for extra in "$@"; do
         [ "$(cat "$root/.venv/autobyte-$extra" 2>/dev/null)" = "$wanted" ] || missing=yes
@@ -33,14 +37,18 @@ make_venv() {
     if [ -z "$missing" ] && "$python" -c "" 2>/dev/null; then
         return
     fi
-    found=$(find_python) || exit
     if ! "$python" -m pip --version >/dev/null 2>&1; then
+        found=$(find_python) || exit
         echo "autobyte: making .venv with $("$found" --version) ($found)"
         "$found" -m venv --clear "$root/.venv"
     fi
     echo "autobyte: installing AutoByte and what it needs ($*) into .venv"
     "$python" -m pip install -qq --disable-pip-version-check --editable "$root[$(IFS=,; echo "$*")]" \
         || fail "installing failed; see pip's message above"
+    if [[ " $* " == *" mxnet "* ]]; then
+        error=$(env -u DMLC_ROLE "$python" -c "import ps.mxnet" 2>&1) \
+            || fail "MXNet cannot be imported: ${error##*$'\n'} (of the system it needs libgomp1 and libquadmath0)"
+    fi
     for extra in "$@"; do
         echo "$wanted" >"$root/.venv/autobyte-$extra"
     done
