@@ -1,8 +1,8 @@
 """The scheduler process: one loop that carries messages between the nodes and the pure classes.
 
 Who is there is :mod:`scheduler.membership`'s to know, what the ranks do together :mod:`scheduler.collectives`'s, and
-which configuration is next :mod:`scheduler.tuning`'s. Here are the socket, the clock and the three parts of a job: the
-nodes gather, the job runs, the job ends.
+which configuration is next :mod:`scheduler.tuning`'s, in a thread of its own (:mod:`scheduler.background`). Here are
+the socket, the clock and the three parts of a job: the nodes gather, the job runs, the job ends.
 
 The socket is a ROUTER bound to the one address that :mod:`ps.network` names. ``ROUTER_MANDATORY`` makes every heartbeat
 a probe: what cannot be sent has no connection any more. Messages for a node whose connection is broken are kept until
@@ -29,9 +29,13 @@ from ps.membership import MAX_CONTROL_BYTES
 from ps.messages import ControlMessage
 from ps.network import endpoint, scheduler_hosts
 from ps.placement import Placement
+from scheduler.background import TuningThread
 from scheduler.collectives import Collectives, Post
+from scheduler.events import EventLog
 from scheduler.membership import Membership, Node, State, count_of
 from scheduler.tensors import Tensors
+from scheduler.tuning import Tuning
+from tuner import Tuner, create
 
 __all__ = ["Scheduler", "main"]
 
@@ -59,11 +63,17 @@ class Scheduler:
     ----------
     settings
         Of this process.
+    tuner
+        Chooses the configuration while the job runs.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, tuner: Tuner) -> None:
         self.settings = settings
         self.config = settings.config
+        self._events = EventLog(settings.event_file)
+        self._tuning = TuningThread(
+            Tuning(tuner, settings.config, settings.num_workers, settings.num_servers, self._events)
+        )
         self.malformed = 0  #: messages that were dropped
         now = time.monotonic()
         self._nodes = Membership(
@@ -92,6 +102,8 @@ class Scheduler:
             messages.Declare: (Role.WORKER, self._declare),
             messages.Initialized: (Role.WORKER, self._initialized),
             messages.TensorsAdded: (Role.SERVER, self._tensors_added),
+            messages.ConfigConfirmed: (None, self._config_confirmed),
+            messages.Report: (None, self._report),
         }
 
     def run(self) -> int:
@@ -117,6 +129,8 @@ class Scheduler:
                 self._receive(now)
                 self._turn(now)
         finally:
+            self._tuning.stop(LINGER_SECONDS)
+            self._events.close()
             self._socket.close()
             context.term()
         if self.malformed:
@@ -220,6 +234,15 @@ class Scheduler:
     def _tensors_added(self, node: Node, message: messages.TensorsAdded, now: float) -> None:
         self._post(self._collectives.added(node.peer.rank, message), now)
 
+    def _config_confirmed(self, node: Node, message: messages.ConfigConfirmed, now: float) -> None:
+        self._tuning.confirmed(node.peer.role, node.peer.rank, message.epoch)
+
+    def _report(self, node: Node, message: messages.Report, now: float) -> None:
+        if (message.observation.role, message.observation.rank) == (node.peer.role, node.peer.rank):
+            self._tuning.observe(message.observation, now)
+        else:
+            self.malformed += 1
+
     # ------------------------------------------------------------------------------- messages go out
 
     def _transmit(self, sender: bytes, frame: bytes) -> bool:
@@ -247,8 +270,8 @@ class Scheduler:
         for frame in self._kept.pop(node.token, []) if connected else []:
             self._transmit(node.sender, frame)
 
-    def _broadcast(self, message: ControlMessage, now: float, to: Optional[Iterable[Node]] = None) -> None:
-        for node in self._nodes.alive() if to is None else to:
+    def _broadcast(self, message: ControlMessage, now: float) -> None:
+        for node in self._nodes.alive():
             self._send(node, message, now)
 
     def _post(self, posts: Iterable[Post], now: float) -> None:
@@ -269,6 +292,7 @@ class Scheduler:
         self._post(self._collectives.step(now), now)
         for line in self._collectives.notices(now):
             log.warning("%s", line)
+        self._follow_tuning(now)
         if self._end_at is not None:
             return
         if self._stop_reason:
@@ -280,13 +304,22 @@ class Scheduler:
             missing = self._nodes.missing()
             self._end(f"not started within {seconds:g} s (AUTOBYTE_START_SECONDS): {missing} did not register", now)
 
+    def _follow_tuning(self, now: float) -> None:
+        config = self._tuning.take()
+        if config is not None and self._end_at is None:
+            self.config = config
+            self._broadcast(messages.ConfigUpdate(config), now)
+        if self._tuning.slow(now):
+            log.warning("the tuner has not come back for long; epoch %d stays until it does", self.config.epoch)
+
     def _start_message(self) -> messages.Started:
         servers = [node.peer for node in self._nodes.of(Role.SERVER)]
         return messages.Started(self._nodes.session, servers, self.config, self.settings.deadline_seconds)
 
     def _start(self, now: float) -> None:
         self._nodes.started = True
-        log.info("all nodes are there: the job starts with %s", self.config)
+        log.info("all nodes are there, the job starts")
+        self._tuning.start()
         self._broadcast(self._start_message(), now)
 
     def _leave(self, node: Node, error: str, now: float) -> None:
@@ -305,6 +338,7 @@ class Scheduler:
         how = "was lost" if node.state is State.LOST else "has left"
         log.log(logging.WARNING if lost else logging.INFO, "%s %s%s", node, how, f": {node.error}" if lost else "")
         if self._nodes.started and self._end_at is None:
+            self._tuning.gone(node.peer.role, node.peer.rank)
             self._post(self._collectives.gone(node.peer, lost, node.error), now)
             self._broadcast(messages.PeerGone(node.peer, lost, node.error), now)
 
@@ -331,7 +365,8 @@ def main() -> None:
     """Run a scheduler with the settings of the environment: the command ``autobyte-scheduler``."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     try:
-        scheduler = Scheduler(Settings.from_env(Role.SCHEDULER))
+        settings = Settings.from_env(Role.SCHEDULER)
+        scheduler = Scheduler(settings, create(settings.tuner, settings))
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda number, _: scheduler.stop(f"stopped by {signal.Signals(number).name}"))
         code = scheduler.run()

@@ -131,12 +131,19 @@ class Cluster:
         How many.
     env
         Environment variables for all processes, above those of the job itself.
+    scheduler
+        A program to run in place of ``python -m scheduler``.
     start
         Whether entering the block starts the scheduler and the servers.
     """
 
     def __init__(
-        self, workers: int = 2, servers: int = 1, env: Optional[Mapping[str, str]] = None, start: bool = True
+        self,
+        workers: int = 2,
+        servers: int = 1,
+        env: Optional[Mapping[str, str]] = None,
+        scheduler: str = "",
+        start: bool = True,
     ) -> None:
         self.port = free_port()
         self.scheduler: Optional[Process] = None
@@ -144,6 +151,7 @@ class Cluster:
         self.workers: list[Process] = []
         self._num_workers = workers
         self._num_servers = servers
+        self._scheduler_source = textwrap.dedent(scheduler)
         self._start = start
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("DMLC_", "AUTOBYTE_"))}
         self.env = {
@@ -176,7 +184,8 @@ class Cluster:
 
     def start_scheduler(self, env: Optional[Mapping[str, str]] = None) -> Process:
         """Start the scheduler, with ``env`` on top of the cluster's."""
-        command = [sys.executable, "-m", "scheduler"]
+        program = ["-c", self._scheduler_source] if self._scheduler_source else ["-m", "scheduler"]
+        command = [sys.executable, *program]
         self.scheduler = self._spawn("scheduler", command, {"DMLC_ROLE": "scheduler", **(env or {})})
         return self.scheduler
 
