@@ -17,7 +17,7 @@ __all__ = ["Estimate", "Observation"]
 
 
 class Estimate(msgspec.Struct, array_like=True, frozen=True):
-    """A measured quantity: its value, a relative spread (standard deviation of its logarithm), and on how many samples it rests."""
+    """A measured quantity: its value, relative spread (standard deviation of its logarithm), and number of samples."""
 
     value: float
     spread: float
