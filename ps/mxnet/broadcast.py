@@ -40,8 +40,13 @@ def broadcast_parameters(params: Any, root_rank: int = 0) -> None:
     TensorError
         The ranks disagree about a shape or dtype.
 
-    Notes ----- The values travel as a sum to which all but one rank contribute -0.0, which changes no bit of the
-    other addend (+0.0 would turn -0.0 into +0.0).
+    Notes
+    -----
+    The values travel as a sum to which all but one rank contribute -0.0, which changes no bit of the other addend
+    (+0.0 would turn -0.0 into +0.0).
+
+    Parameters that no step pushes (``grad_req='null'``, such as the running means of a batch normalisation) are each
+    rank's own from then on: Trainer's broadcast in its first step does not overwrite them.
 
     Examples
     --------
@@ -53,7 +58,9 @@ def broadcast_parameters(params: Any, root_rank: int = 0) -> None:
     worker = connection.worker
     if not 0 <= root_rank < worker.num_workers:
         raise ValueError(f"root_rank must be 0 to {worker.num_workers - 1}, not {root_rank!r}")
-    arrays = {f"parameters[{name!r}]": copies for name, copies in _arrays(params).items()}
+    if isinstance(params, mx.gluon.Block):
+        params = params.collect_params()
+    arrays = {f"parameters[{name!r}]": _arrays(param) for name, param in params.items()}
     values = {name: copies[0].asnumpy() for name, copies in arrays.items()}
     new = {name: value for name, value in values.items() if name not in _declared}
     worker.init(new)
@@ -67,16 +74,15 @@ def broadcast_parameters(params: Any, root_rank: int = 0) -> None:
             value = handle.wait()
             for copy in arrays[name]:
                 mx.nd.array(value, dtype=copy.dtype).copyto(copy)  # copy[:] fails on a layout of oneDNN
+    for param in params.values():
+        if getattr(param, "grad_req", "") == "null":
+            connection.keep_own(param.list_data())
 
 
-def _arrays(params: Any) -> dict[str, list[Any]]:
-    """Return the arrays of each parameter, one per device."""
-    if isinstance(params, mx.gluon.Block):
-        params = params.collect_params()
-    return {name: [param] if isinstance(param, mx.nd.NDArray) else _data(param) for name, param in params.items()}
-
-
-def _data(param: Any) -> list[Any]:
+def _arrays(param: Any) -> list[Any]:
+    """Return the arrays of a parameter, one per device."""
+    if isinstance(param, mx.nd.NDArray):
+        return [param]
     try:
         return list(param.list_data())
     except mx.gluon.parameter.DeferredInitializationError:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from typing import Any, Mapping, Optional
+from typing import Any, Iterable, Mapping, Optional
 
 from numpy.typing import NDArray
 
@@ -42,6 +42,7 @@ class Connection:
         self._unusable = ""
         self._error: Optional[AutoByteError] = None
         self._failed = False
+        self._own: dict[int, Any] = {}
 
     def check(self) -> None:
         """Raise where the connection is closed, or where an earlier operation failed and the engine cannot tell."""
@@ -93,6 +94,14 @@ class Connection:
         self._failed = True
         if not self._errors_reach_waiters:
             self._error = error
+
+    def keep_own(self, arrays: Iterable[Any]) -> None:
+        """Remember arrays that are each rank's own from now on: a store's broadcast does not overwrite them."""
+        self._own.update((id(array), array) for array in arrays)
+
+    def is_own(self, array: Any) -> bool:
+        """Return whether :meth:`keep_own` was told of this very array."""
+        return id(array) in self._own
 
     def drain(self) -> None:
         """Wait until nothing of ours is in the engine. Operations have deadlines, so this has one too."""

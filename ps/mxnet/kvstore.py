@@ -136,9 +136,16 @@ class AutoByteKVStore(mx.kvstore.KVStore):  # type: ignore[misc]
             self._entries[name] = _Entry(self._connection.worker.tensor(self._wire_name(name)), stage)
 
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
-        """Initialise keys, then write rank 0's values to ``out``, on every rank."""
+        """Initialise keys, then write rank 0's values to ``out``, on every rank.
+
+        Trainer calls this in its first step. What ``broadcast_parameters`` brought before and no step pushes, such as
+        the running means of a batch normalisation, has become the rank's own since and is left alone.
+        """
         self.init(key, value)
-        self.pull(key, out, priority)
+        for name, outputs in self._pairs("broadcast", key, out):
+            outputs = [output for output in outputs if not self._connection.is_own(output)]
+            if outputs:
+                self.pull(name, outputs, priority)
 
     def push(self, key: Any, value: Any, priority: int = 0) -> None:
         """Add this worker's value to the key's round. The sum becomes the key's value when all workers have pushed.
@@ -261,7 +268,7 @@ class AutoByteKVStore(mx.kvstore.KVStore):  # type: ignore[misc]
                 )
         if not arrays:
             raise ValueError(f"{verb}({key!r}): the list of NDArrays is empty")
-        return [array.as_nd_ndarray() for array in arrays]
+        return arrays
 
     def _entry(self, verb: str, key: Key, arrays: Sequence[Any]) -> _Entry:
         entry = self._entries.get(key)

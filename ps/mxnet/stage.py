@@ -45,8 +45,9 @@ class Stage:
 
     def fill(self, values: Sequence[Any]) -> None:
         """Have the engine copy the sum of ``values`` here, one array per device, added in this order."""
-        values[0].copyto(self.array)
-        for value in values[1:]:
+        first, *rest = (value.as_nd_ndarray() for value in values)
+        first.copyto(self.array)
+        for value in rest:
             if self._part is None:
                 self._part = mx.nd.empty(self.array.shape, self.array.context, self.array.dtype)
             value.copyto(self._part)
@@ -55,4 +56,4 @@ class Stage:
     def deliver(self, outputs: Sequence[Any]) -> None:
         """Have the engine copy what will be here then to each of ``outputs``."""
         for output in outputs:
-            self.array.copyto(output)
+            self.array.copyto(output.as_nd_ndarray())
