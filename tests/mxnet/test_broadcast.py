@@ -65,6 +65,16 @@ def test_it_may_be_called_again(ranks):
     assert len(worker.tensors) == 1
 
 
+def test_weights_that_a_forward_pass_has_put_into_a_layout_of_its_own(ranks):
+    ranks(1, 0)
+    layer = mx.gluon.nn.Conv2D(64, kernel_size=3, in_channels=32)
+    layer.initialize(mx.init.Constant(1))
+    layer.hybridize()
+    layer(mx.nd.ones((1, 32, 8, 8))).wait_to_read()
+    ps.mxnet.broadcast_parameters(layer)
+    assert set(layer.weight.data().asnumpy().ravel()) == {5}
+
+
 def test_unknown_shape_is_an_error_that_says_what_to_do(worker):
     layer = mx.gluon.nn.Dense(1, prefix="late_")
     layer.initialize()
