@@ -22,7 +22,7 @@ from typing import NamedTuple, Optional, Sequence
 from ps.config import CommConfig
 from ps.stats import Observation
 from tuner.interface import Proposal, Tuner
-from tuner.space import candidates, coordinates, describe, size_key
+from tuner.space import candidates, coordinates, size_key
 from tuner.steps import StepMeter
 
 __all__ = ["BayesianTuner"]
@@ -77,7 +77,7 @@ class BayesianTuner(Tuner):
         self._seed = seed
         self._results: list[_Result] = []
         self._meter = StepMeter()
-        self._began: Optional[float] = None
+        self._began = 0.0  # when the trial began; the first one has all the time that it needs
         self._frozen = False
         self._candidates = candidates(config)
 
@@ -88,8 +88,6 @@ class BayesianTuner(Tuner):
     def propose(self, now: float) -> Optional[Proposal]:
         if self._frozen:
             return None
-        if self._began is None:
-            self._began = now
         ended = self._trial_ended(now)
         if ended is None:
             return None
@@ -104,12 +102,11 @@ class BayesianTuner(Tuner):
         if whole is not None:
             return whole.seconds
         if not self._results:
-            return None  # the start configuration has all the time that it needs
+            return None
         fastest = self._fastest().seconds
         early = self._meter.time(BAD_STEPS, 1)
         if early is not None and early.seconds > BAD_FACTOR * fastest:
             return early.seconds
-        assert self._began is not None
         if not self._meter.steps and now - self._began > max(SILENT_SECONDS, SILENT_STEPS * fastest):
             return SILENT_FACTOR * fastest
         return None
@@ -137,7 +134,7 @@ class BayesianTuner(Tuner):
             predicted = present / predicted_seconds
             why = f"expected improvement {improvement:.1%}"
         self._switch(chosen, now)
-        reason = f"bayesian, trial {number} of {self._trials}: {describe(chosen)}, {why}"
+        reason = f"bayesian, trial {number} of {self._trials}: {why}"
         return Proposal(config=chosen, reason=reason, predicted_speedup=predicted)
 
     def _most_promising(self, untried: Sequence[CommConfig]) -> tuple[CommConfig, float, float]:
@@ -163,7 +160,7 @@ class BayesianTuner(Tuner):
         self._frozen = True
         best, start = self._best(), self._results[0]
         reason = (
-            f"bayesian, frozen at {describe(best.config)}: {why}; "
+            f"bayesian, frozen: {why}; "
             f"a step took {best.seconds * 1e3:.4g} ms in its trial, {start.seconds * 1e3:.4g} ms in the first"
         )
         return Proposal(config=best.config, reason=reason, predicted_speedup=present_seconds / best.seconds)

@@ -175,7 +175,7 @@ class RuleTuner(Tuner):
         self._trial = _Trial(present, before, target, smaller, now)
         self._switch(config)
         on_the_way = "" if config == target else f", on the way to {describe(target)}"
-        return Proposal(config=config, reason=f"rule for {network}: {describe(config)}{on_the_way}")
+        return Proposal(config=config, reason=f"rule for {network}{on_the_way}")
 
     def _judge(self, trial: _Trial, now: float) -> Optional[Proposal]:
         before = trial.before_time
@@ -201,7 +201,7 @@ class RuleTuner(Tuner):
         self._rejected = trial.target
         self._wait_windows = min(2 * self._wait_windows, MAX_WAIT_WINDOWS)
         self._switch(trial.before)
-        return Proposal(config=trial.before, reason=f"back to {describe(trial.before)}: {reason}")
+        return Proposal(config=trial.before, reason=f"taken back: {reason}")
 
     def _switch(self, config: CommConfig) -> None:
         self._config = config

@@ -301,6 +301,6 @@ def test_bayesian_tells_every_trial_and_where_it_was_frozen() -> None:
     host = play(BayesianTuner(START, trials=5), cluster, windows=80)
     decided = [event for event in host.events if isinstance(event, (Decided, Kept))]
     assert [event.reason.split(":")[0] for event in decided[1:4]] == [f"bayesian, trial {n} of 5" for n in (2, 3, 4)]
-    assert decided[-1].reason.startswith("bayesian, frozen at P = ")
+    assert decided[-1].reason.startswith("bayesian, frozen: ")
     assert cluster.step_seconds(host.tuning.config) < cluster.step_seconds(START)
     assert host.tuning.config.partition_bytes >= 64 * KIB

@@ -71,7 +71,7 @@ def test_is_frozen_after_its_trials_and_says_so() -> None:
         "bayesian, trial 3 of 4",
         "bayesian, trial 4 of 4",
     ]
-    assert reasons[3].startswith("bayesian, frozen at P = ")
+    assert reasons[3].startswith("bayesian, frozen: ")
     assert len(reasons) == 4
 
 
