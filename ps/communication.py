@@ -124,7 +124,7 @@ class CommunicationLoop:
         self._calls: dict[int, _Call] = {}
         self._call_numbers = itertools.count(1)
         self.traffic = Traffic(settings, range(settings.num_servers), bounded_skew=True, now=time.monotonic())
-        self._step_tensor: Optional[int] = None
+        self._step_key: Optional[_Key] = None
         self._fatal: Optional[AutoByteError] = None
         self._leaving: Optional[Handle] = None
         self._left = False
@@ -465,9 +465,10 @@ class CommunicationLoop:
             self._begin(key, key.waiting.popleft())
 
     def _count_step(self, key: _Key, now: float) -> None:
-        if self._step_tensor is None:
-            self._step_tensor = key.tensor.id
-        if key.tensor.id == self._step_tensor:
+        # Steps are counted by the first key; one that is left two rounds behind was pushed once, such as a broadcast.
+        if self._step_key is None or key.version > self._step_key.version + 1:
+            self._step_key = key
+        if key is self._step_key:
             self.traffic.counters.step_began(now)
         self.traffic.counters.pushed(key.size * key.itemsize)
 
