@@ -240,7 +240,7 @@ class Link:
                 offset = (start - transfer.origin) * transfer.itemsize
                 parts.append(transfer.payload[offset : offset + transfer.next_bytes])
                 payload_bytes += transfer.next_bytes
-            self.queue_wait_seconds += max(0.0, now - transfer.queued_at)  # a loop may queue within the turn that it sends in
+            self.queue_wait_seconds += max(0.0, now - transfer.queued_at)  # a loop may queue after its turn's now
             if not transfer.advance():
                 heappop(queue)
                 if not queue:
