@@ -35,8 +35,8 @@ __all__ = ["HostEstimate", "HostEstimator"]
 #: A window of bandwidth closes when the wire was busy for so long and so many messages were acknowledged.
 WINDOW_SECONDS = 0.05
 WINDOW_MESSAGES = 8
-#: The bandwidth is the median of this many windows: a change has won after three.
-WINDOWS = 5
+#: The bandwidth is the median of this many windows: a change has won after five.
+WINDOWS = 9
 #: A round trip of more bytes says more about bandwidth than about latency.
 SMALL_MESSAGE_BYTES = 16 * KIB
 ROUND_TRIPS = 16

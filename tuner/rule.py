@@ -26,7 +26,8 @@ So the job is never for long on a configuration that is slower than the one it s
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, Optional, Sequence
+import statistics
+from typing import Iterable, NamedTuple, Optional, Sequence
 
 from msgspec.structs import replace
 
@@ -154,15 +155,15 @@ class RuleTuner(Tuner):
         return self._try(target, network, before, now)
 
     def _network(self) -> Optional[Network]:
-        """Combine the nodes' estimates: the slowest sending host and the dearest messages matter."""
-        bandwidths = [_value(node.bandwidth_bytes_per_second) for node in self._nodes.values()]
-        latencies = [_value(node.latency_seconds) for node in self._nodes.values()]
-        overheads = [_value(node.overhead_seconds) for node in self._nodes.values()]
-        bandwidth = min(filter(None, bandwidths), default=None)
-        overhead = max(filter(None, overheads), default=None)
-        if bandwidth is None or overhead is None:
+        """Combine the estimates of all nodes: the slowest sender, the dearest messages, the typical latency."""
+        nodes = self._nodes.values()
+        bandwidths = _values(node.bandwidth_bytes_per_second for node in nodes)
+        latencies = _values(node.latency_seconds for node in nodes)
+        overheads = _values(node.overhead_seconds for node in nodes)
+        if not bandwidths or not overheads:
             return None
-        return Network(bandwidth, max(filter(None, latencies), default=UNKNOWN_LATENCY_SECONDS), overhead)
+        latency = statistics.median(latencies) if latencies else UNKNOWN_LATENCY_SECONDS
+        return Network(min(bandwidths), latency, max(overheads))
 
     def _try(self, target: CommConfig, network: Network, before: StepTime, now: float) -> Proposal:
         present = self._config
@@ -209,8 +210,8 @@ class RuleTuner(Tuner):
         self._meter = StepMeter()
 
 
-def _value(estimate: Optional[Estimate]) -> Optional[float]:
-    return estimate.value if estimate is not None and estimate.samples >= MIN_SAMPLES else None
+def _values(estimates: Iterable[Optional[Estimate]]) -> list[float]:
+    return [estimate.value for estimate in estimates if estimate is not None and estimate.samples >= MIN_SAMPLES]
 
 
 def _towards(target_bytes: int, present_bytes: int, unlimited_bytes: int) -> int:
