@@ -83,14 +83,14 @@ class _Process:
             self.popen.stdin.write(order + "\n")
             self.popen.stdin.flush()
 
-    def answer(self, deadline: float) -> Any:
-        try:
-            line = self._answers.get(timeout=max(0.0, deadline - time.monotonic()))
-        except queue.Empty:
-            raise BenchError(f"{self.name} did not answer in time{self.last_words()}") from None
-        if not line:
-            raise BenchError(f"{self.name} ended{self.last_words()}")
-        return json.loads(line)
+    def answer(self, timeout_seconds: float) -> Any:
+        """Return the next answer, or None if there is none within the time."""
+        with contextlib.suppress(queue.Empty):
+            line = self._answers.get(timeout=timeout_seconds)
+            if not line:
+                raise BenchError(f"{self.name} ended{self.last_words()}")
+            return json.loads(line)
+        return None
 
     def last_words(self) -> str:
         self.errors.seek(0)
@@ -140,7 +140,7 @@ class Job:
             if order is not None:
                 worker.tell(order)
         deadline = time.monotonic() + self._patience_seconds
-        return [worker.answer(deadline) for worker in self._workers]
+        return [self._answer(worker, deadline) for worker in self._workers]
 
     def checked_round(self, number: int) -> None:
         """Let the workers sum pattern ``number``; raise :class:`BenchError` where a result is wrong."""
@@ -158,6 +158,16 @@ class Job:
     @property
     def _workers(self) -> List[_Process]:
         return [process for process in self._processes if process.role == "worker"]
+
+    def _answer(self, worker: _Process, deadline: float) -> Any:
+        while time.monotonic() < deadline:
+            answer = worker.answer(timeout_seconds=0.5)
+            if answer is not None:
+                return answer
+            for process in self._processes:
+                if process.popen.poll():
+                    raise BenchError(f"{process.name} failed{process.last_words()}")
+        raise BenchError(f"{worker.name} did not answer in time{worker.last_words()}")
 
     def _start(self) -> None:
         store, network = STORES[self._store], self._network

@@ -5,13 +5,16 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import subprocess
+import time
 from pathlib import Path
-from typing import Any, List, Tuple
+from typing import Any, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 import pytest
 
 import bench_pushpull
+from bench.job import BenchError, Job, Loopback
 from bench.profiles import profile
 from bench.usage import peak_bytes, reset_peak
 from bench.worker import checked_round, step
@@ -74,6 +77,25 @@ def test_peak_memory_starts_anew_when_reset() -> None:
     block = np.ones(10_000_000, np.float32)
     assert 35_000_000 < peak_bytes(os.getpid()) - after < 60_000_000
     del block
+
+
+class Failing(Loopback):
+    """Every server fails at once; all others sleep."""
+
+    def popen(
+        self, host: int, command: Sequence[str], env: Optional[Mapping[str, str]] = None, **streams: Any
+    ) -> subprocess.Popen[str]:
+        fails = (env or {})["DMLC_ROLE"] == "server"
+        script = "echo no luck today >&2; exit 3" if fails else "sleep 30"
+        return super().popen(host, ["sh", "-c", script], env, **streams)
+
+
+def test_a_process_that_fails_ends_the_wait_with_its_last_words() -> None:
+    started = time.monotonic()
+    with pytest.raises(BenchError, match=r"dist_sync server 0 failed\n  \[dist_sync server 0\] no luck today"):
+        with Job("dist_sync", "tiny", Failing(), 2, 1, patience_seconds=20) as job:
+            job.answers()
+    assert time.monotonic() - started < 10
 
 
 @pytest.mark.skipif(importlib.util.find_spec("mxnet") is None, reason="needs mxnet")
