@@ -56,9 +56,7 @@ class Answer:
         self.values = values
 
     @classmethod
-    def of(
-        cls, rank: int, kind: SpanKind, request: Span, start: int, count: int, values: Optional[Array]
-    ) -> Answer:
+    def of(cls, rank: int, kind: SpanKind, request: Span, start: int, count: int, values: Optional[Array]) -> Answer:
         """Return the answer to ``request``, a span that worker ``rank`` sent."""
         return cls(rank, kind, request.tensor_id, request.version, request.priority, start, count, values)
 

@@ -156,9 +156,7 @@ class Worker:
         target = self._output(SpanKind.PULL, tensor, out)
         return self._submit(tensor, SpanKind.PULL, None, target.reshape(-1), priority, target)
 
-    def push_pull(
-        self, key: str, value: ArrayLike, out: Optional[NDArray[Any]] = None, priority: int = 0
-    ) -> Handle:
+    def push_pull(self, key: str, value: ArrayLike, out: Optional[NDArray[Any]] = None, priority: int = 0) -> Handle:
         """Push ``value`` and fetch the round's sum, range by range as the servers complete it."""
         tensor = self.tensor(key)
         target = self._output(SpanKind.PUSH_PULL, tensor, out)

@@ -62,9 +62,7 @@ class Cluster:
             "overhead_seconds": Estimate(seen.overhead_seconds, 0.1, 10),
         }
         measured = step * self._random.lognormvariate(0, self.noise)
-        workers = [
-            worker_window(rank, measured, max(1, int(seconds / step)), **network) for rank in range(NUM_WORKERS)
-        ]
+        workers = [worker_window(rank, measured, max(1, int(seconds / step)), **network) for rank in range(NUM_WORKERS)]
         return [*workers, msgspec.structs.replace(workers[0], role=Role.SERVER, steps=0, step_seconds=None)]
 
 

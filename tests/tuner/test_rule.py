@@ -28,9 +28,7 @@ def close(size_bytes: int, other_bytes: int, factor: float = 1.5) -> bool:
         (10, 1000, 100, 250000, 7625000),
     ],
 )
-def test_formula(
-    gigabits: int, latency_us: int, overhead_us: int, partition_bytes: int, credit_bytes: int
-) -> None:
+def test_formula(gigabits: int, latency_us: int, overhead_us: int, partition_bytes: int, credit_bytes: int) -> None:
     found = partition_and_credit(Network(gigabits * GIGABIT, latency_us * 1e-6, overhead_us * 1e-6))
     assert found == (pytest.approx(partition_bytes, abs=4 * KIB), pytest.approx(credit_bytes, abs=16 * KIB))
 

@@ -68,9 +68,7 @@ def test_equal_configurations_are_rarely_told_apart() -> None:
     generator = random.Random(4)
     wrong = 0
     for _ in range(200):
-        one, other = (
-            meter(*[0.1 * generator.lognormvariate(0, 0.1) for _ in range(5)]).time(1, 1) for _ in range(2)
-        )
+        one, other = (meter(*[0.1 * generator.lognormvariate(0, 0.1) for _ in range(5)]).time(1, 1) for _ in range(2))
         assert one is not None and other is not None
         wrong += one.faster_than(other)
     assert wrong < 20
