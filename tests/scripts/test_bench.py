@@ -92,9 +92,9 @@ class Failing(Loopback):
 
 def test_a_process_that_fails_ends_the_wait_with_its_last_words() -> None:
     started = time.monotonic()
-    with pytest.raises(BenchError, match=r"dist_sync server 0 failed\n  \[dist_sync server 0\] no luck today"):
-        with Job("dist_sync", "tiny", Failing(), 2, 1, patience_seconds=20) as job:
-            job.answers()
+    job = Job("dist_sync", "tiny", Failing(), 2, 1, patience_seconds=20)
+    with pytest.raises(BenchError, match=r"dist_sync server 0 failed\n  \[dist_sync server 0\] no luck today"), job:
+        job.answers()
     assert time.monotonic() - started < 10
 
 
