@@ -31,9 +31,9 @@ class FakeWorker:
         self.noted = []  #: (forward_seconds, backward_seconds)
         self.error = None  #: what operations end with
         self.closed_with = None
+        self.held = []  #: operations that are not answered before :meth:`release`
+        self._holds = lambda operation: False
         self._queue = queue.Queue()
-        self._open = threading.Event()
-        self._open.set()
         threading.Thread(target=self._answer, daemon=True).start()
 
     # what the plugin calls
@@ -71,12 +71,15 @@ class FakeWorker:
 
     # what tests call
 
-    def hold(self):
-        """Answer nothing until :meth:`release`."""
-        self._open.clear()
+    def hold(self, holds=lambda operation: True):
+        """Do not answer the operations that ``holds`` chooses (default: all) until :meth:`release`."""
+        self._holds = holds
 
     def release(self):
-        self._open.set()
+        """Answer what was held, and all that comes."""
+        self._holds = lambda operation: False
+        while self.held:
+            self._queue.put(self.held.pop(0))
 
     def fail(self, error: AutoByteError):
         """End every operation from now on with ``error``."""
@@ -85,7 +88,9 @@ class FakeWorker:
     def _answer(self):
         while True:
             operation = self._queue.get()
-            self._open.wait()
+            if self._holds(operation):
+                self.held.append(operation)
+                continue
             name = operation.tensor.spec.name
             if self.error is None:
                 if operation.kind is not SpanKind.PULL:
