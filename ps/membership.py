@@ -38,6 +38,8 @@ __all__ = ["Membership", "MAX_CONTROL_BYTES"]
 MAX_CONTROL_BYTES = 64 << 20
 #: Registration is repeated this often.
 REGISTER_SECONDS = 0.5
+#: A scheduler that knows this node will say why the job does not start: it gets this much longer to do so.
+VERDICT_SECONDS = 2.0
 #: A broken connection to the scheduler may take this long to come back.
 RECONNECT_SECONDS = 2.5
 #: Unsent messages, such as a last Leave, delay the end of the process by at most this.
@@ -111,7 +113,8 @@ class Membership:
         RegistrationRefused
             The scheduler refused this node, or the job did not start; the text is the scheduler's.
         DeadlineExceeded
-            ``start_seconds`` passed; the text names the scheduler's host and port.
+            ``start_seconds`` passed without an answer, or once more after it; the text names the scheduler's host and
+            port.
         Closed
             With the reason that ``stopped`` gave.
         """
@@ -145,6 +148,8 @@ class Membership:
             while taken:
                 message = taken.pop(0)
                 if isinstance(message, messages.Registered):
+                    if self.rank < 0:
+                        give_up_at = now + settings.start_seconds + VERDICT_SECONDS
                     self.rank = message.rank
                 elif isinstance(message, messages.Refused):
                     raise RegistrationRefused(f"refused by the scheduler at {self._where}: {message.reason}")

@@ -27,8 +27,8 @@ from ps import messages
 from ps.config import Role
 from ps.errors import ErrorCode
 from ps.messages import ControlMessage, Peer
-from scheduler.membership import ranks_text
 from scheduler.tensors import Entry, Tensors
+from scheduler.wording import ranks_text
 
 __all__ = ["Collectives", "Post"]
 
@@ -271,7 +271,7 @@ class Collectives:
         """Whether servers, or rank 0 with its values, are at work for a call."""
         if call.declared:
             return call.rank == 0
-        return call.barrier is None and not self._needs(call)
+        return call.barrier is None and not any(self._tensors.missing(entry) for entry in call.entries)
 
     def _obstacle(self, call: _Call) -> str:
         """Return what a call waits for: ``waiting for worker 1 to declare 'b'``."""

@@ -16,12 +16,17 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from typing import Iterable, Optional, Union
+import re
+from typing import Optional, Union
 
 from ps.config import COUNT_VARIABLES, RANK_VARIABLES, Role
 from ps.messages import PROTOCOL, Peer, Register
+from scheduler.wording import count_of, one_line
 
-__all__ = ["Membership", "Node", "State", "count_of", "ranks_text"]
+__all__ = ["Membership", "Node", "State"]
+
+#: What workers may be told to connect to: a port, and names of the same socket that only its host has.
+_ADDRESS = re.compile(r"tcp://[0-9.]{7,15}:[0-9]{1,5}( ipc://@[\w.-]{1,200})?")
 
 #: A broken connection may take this long to come back before the node counts as lost.
 GONE_SECONDS = 2.0
@@ -78,7 +83,8 @@ class Membership:
         self.started = False
         self._counts = {Role.WORKER: num_workers, Role.SERVER: num_servers}
         self._silence_seconds = silence_seconds
-        self._nodes: dict[int, Node] = {}  # by token
+        self._nodes: dict[tuple[Role, int], Node] = {}
+        self._tokens: dict[int, Node] = {}
         self._senders: dict[bytes, Node] = {}
         self._failures: list[str] = []
         self._last_turn = now
@@ -90,36 +96,33 @@ class Membership:
 
         A repeat, known by its token, gets the same node again.
         """
-        known = self._nodes.get(request.token)
-        if known is not None:
-            if known.sender != sender:
-                self._senders.pop(known.sender, None)
-                self._senders[sender] = known
-                known.sender = sender
-            return known
-        refusal = self._refusal(request)
-        if refusal:
-            return refusal
-        rank = self._free_ranks(request.role)[0] if request.preferred < 0 else request.preferred
-        node = Node(Peer(request.role, rank, request.address), sender, request.token, request.host, request.pid)
-        self._nodes[request.token] = node
+        node = self._tokens.get(request.token)
+        if node is None:
+            host = one_line(request.host, 100)
+            refusal = self._refusal(request, f"{request.role.value} on {host} (pid {request.pid})")
+            if refusal:
+                return refusal
+            rank = self._free_ranks(request.role)[0] if request.preferred < 0 else request.preferred
+            node = Node(Peer(request.role, rank, request.address), sender, request.token, host, request.pid)
+            self._nodes[request.role, rank] = self._tokens[request.token] = node
+        self._senders.pop(node.sender, None)
         self._senders[sender] = node
+        node.sender = sender
         return node
 
-    def _refusal(self, request: Register) -> str:
-        who = f"{request.role.value} on {request.host} (pid {request.pid})"
+    def _refusal(self, request: Register, who: str) -> str:
         if request.role not in self._counts:
             return f"DMLC_ROLE: {who} cannot join a job; only workers and servers do"
         for name, ours, theirs in (
             ("protocol version", PROTOCOL, request.protocol),
-            ("AUTOBYTE_JOB", self.job, request.job),
+            ("AUTOBYTE_JOB", repr(self.job), repr(one_line(request.job, 100))),
             ("DMLC_NUM_WORKER", self._counts[Role.WORKER], request.num_workers),
             ("DMLC_NUM_SERVER", self._counts[Role.SERVER], request.num_servers),
         ):
             if ours != theirs:
                 return f"{name}: the scheduler has {ours}, {who} has {theirs}"
-        if request.role is Role.SERVER and not request.address:
-            return f"{who} does not say where it listens"
+        if request.role is Role.SERVER and not _ADDRESS.fullmatch(request.address):
+            return f"{who} does not say where it listens, but {one_line(request.address, 100)!r}"
         count, variable, rank = self._counts[request.role], COUNT_VARIABLES[request.role], request.preferred
         if not self._free_ranks(request.role):
             return f"{variable}: the scheduler has {count}, and all of them are there; {who} is one too many"
@@ -131,8 +134,7 @@ class Membership:
         return ""
 
     def _free_ranks(self, role: Role) -> list[int]:
-        taken = {node.peer.rank for node in self.of(role)}
-        return [rank for rank in range(self._counts[role]) if rank not in taken]
+        return [rank for rank in range(self._counts[role]) if (role, rank) not in self._nodes]
 
     @property
     def complete(self) -> bool:
@@ -157,11 +159,11 @@ class Membership:
 
     def find(self, role: Role, rank: int) -> Optional[Node]:
         """Return the node of that role and rank; None where there is none."""
-        return next((node for node in self.of(role) if node.peer.rank == rank), None)
+        return self._nodes.get((role, rank))
 
     def of(self, role: Role) -> list[Node]:
         """Return the nodes of a role, by rank."""
-        return sorted((node for node in self._nodes.values() if node.peer.role is role), key=lambda n: n.peer.rank)
+        return [self._nodes[key] for key in sorted(self._nodes) if key[0] is role]
 
     def alive(self) -> list[Node]:
         """Return the nodes that are still part of the job."""
@@ -203,8 +205,9 @@ class Membership:
         if self.started:
             self._failures += [f"{node} {how}: {error}"] if error else []
         else:
-            del self._nodes[node.token]
-            self._senders.pop(node.sender, None)
+            del self._nodes[node.peer.role, node.peer.rank]
+            del self._tokens[node.token]
+            del self._senders[node.sender]
 
     def expire(self, now: float) -> list[Node]:
         """Return the nodes that are lost as of now and were not before."""
@@ -221,16 +224,3 @@ class Membership:
                 continue
             lost.append(node)
         return lost
-
-
-def count_of(count: int, role: Role) -> str:
-    """Return ``1 worker``, ``2 servers``."""
-    return f"{count} {role.value}{'' if count == 1 else 's'}"
-
-
-def ranks_text(ranks: Iterable[int]) -> str:
-    """Return ``worker 1``, ``workers 0 and 2``."""
-    names = [str(rank) for rank in sorted(ranks)]
-    if len(names) == 1:
-        return f"worker {names[0]}"
-    return f"workers {', '.join(names[:-1])} and {names[-1]}"

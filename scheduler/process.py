@@ -32,9 +32,10 @@ from ps.placement import Placement
 from scheduler.background import TuningThread
 from scheduler.collectives import Collectives, Post
 from scheduler.events import EventLog
-from scheduler.membership import Membership, Node, State, count_of
+from scheduler.membership import Membership, Node, State
 from scheduler.tensors import Tensors
 from scheduler.tuning import Tuning
+from scheduler.wording import count_of, one_line
 from tuner import Tuner, create
 
 __all__ = ["Scheduler", "main"]
@@ -98,6 +99,9 @@ class Scheduler:
         self._kept: dict[int, list[bytes]] = {}  # frames for nodes whose connection is broken, by token
         self._refused: set[int] = set()
         self._handlers: dict[type, tuple[Optional[Role], Callable[[Node, Any, float], None]]] = {
+            messages.Heartbeat: (None, lambda node, message, now: None),
+            messages.Leave: (None, self._leave),
+            messages.Suspect: (None, self._suspect),
             messages.EnterBarrier: (Role.WORKER, self._enter_barrier),
             messages.Declare: (Role.WORKER, self._declare),
             messages.Initialized: (Role.WORKER, self._initialized),
@@ -182,18 +186,12 @@ class Scheduler:
             self._send(node, messages.Shutdown(f"this node was given up: {node.error}"), now)
             return True
         self._nodes.heard(node)
-        if isinstance(message, messages.Heartbeat):
-            return True
-        if isinstance(message, messages.Leave):
-            self._leave(node, message.error[:1000], now)
-            return True
-        if isinstance(message, messages.Suspect):
-            suspect = self._nodes.find(message.peer.role, message.peer.rank)
-            if suspect is not None and suspect.state is State.ALIVE:
-                self._probe(suspect, now)
-            return True
+        if node.state is State.LEFT:
+            return True  # it was on its way when the node left
         role, handler = self._handlers.get(type(message), (None, None))
-        if handler is None or role not in (None, node.peer.role) or not self._nodes.started or node.state is State.LEFT:
+        if handler is None or role not in (None, node.peer.role):
+            return False
+        if not self._nodes.started and not isinstance(message, (messages.Heartbeat, messages.Leave)):
             return False
         handler(node, message, now)
         return True
@@ -233,6 +231,11 @@ class Scheduler:
 
     def _tensors_added(self, node: Node, message: messages.TensorsAdded, now: float) -> None:
         self._post(self._collectives.added(node.peer.rank, message), now)
+
+    def _suspect(self, node: Node, message: messages.Suspect, now: float) -> None:
+        suspect = self._nodes.find(message.peer.role, message.peer.rank)
+        if suspect is not None and suspect.state is State.ALIVE:
+            self._probe(suspect, now)
 
     def _config_confirmed(self, node: Node, message: messages.ConfigConfirmed, now: float) -> None:
         self._tuning.confirmed(node.peer.role, node.peer.rank, message.epoch)
@@ -322,9 +325,8 @@ class Scheduler:
         self._tuning.start()
         self._broadcast(self._start_message(), now)
 
-    def _leave(self, node: Node, error: str, now: float) -> None:
-        if node.state is State.LEFT:
-            return
+    def _leave(self, node: Node, message: messages.Leave, now: float) -> None:
+        error = one_line(message.error)
         if node.peer.role is Role.SERVER and self._end_at is None and self._nodes.started:
             error = error or "left before the end of the job"
         self._nodes.leave(node, error)
@@ -368,7 +370,9 @@ def main() -> None:
         settings = Settings.from_env(Role.SCHEDULER)
         scheduler = Scheduler(settings, create(settings.tuner, settings))
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda number, _: scheduler.stop(f"stopped by {signal.Signals(number).name}"))
+            signal.signal(
+                number, lambda number, _: scheduler.stop(f"the scheduler was stopped by {signal.Signals(number).name}")
+            )
         code = scheduler.run()
     except SettingsError as error:
         print(f"autobyte-scheduler: {error}", file=sys.stderr)

@@ -16,7 +16,7 @@ from typing import Optional, Sequence
 
 from ps.messages import Tensor, TensorSpec
 from ps.placement import Placement
-from scheduler.membership import ranks_text
+from scheduler.wording import ranks_text
 
 __all__ = ["Entry", "Tensors"]
 

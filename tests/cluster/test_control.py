@@ -107,13 +107,13 @@ def test_a_missing_variable_is_named_in_one_line(variable: str) -> None:
 
 @pytest.mark.parametrize(
     ("variable", "ours", "theirs"),
-    [("DMLC_NUM_WORKER", "2", "1"), ("DMLC_NUM_SERVER", "1", "3"), ("AUTOBYTE_JOB", "new", "old")],
+    [("DMLC_NUM_WORKER", "2", "1"), ("DMLC_NUM_SERVER", "1", "3"), ("AUTOBYTE_JOB", "'new'", "'old'")],
 )
 def test_a_contradiction_names_the_variable_and_both_values_on_both_sides(
     variable: str, ours: str, theirs: str
 ) -> None:
     with Cluster(env={"AUTOBYTE_JOB": "new", "AUTOBYTE_START_SECONDS": "4"}) as cluster:
-        worker = cluster.start_worker("import ps; ps.Worker()", env={variable: theirs})
+        worker = cluster.start_worker("import ps; ps.Worker()", env={variable: theirs.strip("'")})
         assert worker.wait(10.0) == 1
         expected = (
             f"{variable}: the scheduler has {ours}, worker on {socket.gethostname()} (pid {worker.pid}) has {theirs}"

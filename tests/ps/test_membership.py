@@ -176,8 +176,10 @@ def test_no_answer_names_host_and_port(scheduler: FakeScheduler, context: zmq.Co
 
 
 def test_no_start_says_that_others_are_missing(
-    scheduler: FakeScheduler, context: zmq.Context[zmq.Socket[bytes]]
+    monkeypatch: pytest.MonkeyPatch, scheduler: FakeScheduler, context: zmq.Context[zmq.Socket[bytes]]
 ) -> None:
+    monkeypatch.setattr(membership, "VERDICT_SECONDS", 0.1)
+
     def answer() -> None:
         scheduler.take()
         scheduler.say(Registered(1))

@@ -92,7 +92,7 @@ def test_what_is_missing_is_listed_by_role() -> None:
     ("changes", "reason"),
     [
         ({"protocol": PROTOCOL + 1}, f"protocol version: the scheduler has {PROTOCOL}, WHO has {PROTOCOL + 1}"),
-        ({"job": "old"}, "AUTOBYTE_JOB: the scheduler has job, WHO has old"),
+        ({"job": "old"}, "AUTOBYTE_JOB: the scheduler has 'job', WHO has 'old'"),
         ({"num_workers": 1}, "DMLC_NUM_WORKER: the scheduler has 2, WHO has 1"),
         ({"num_servers": 4}, "DMLC_NUM_SERVER: the scheduler has 1, WHO has 4"),
         ({"preferred": 2}, "DMLC_WORKER_ID: WHO asks for rank 2, but DMLC_NUM_WORKER is 2"),
@@ -118,9 +118,22 @@ def test_a_second_scheduler_is_refused() -> None:
     assert "cannot join a job" in str(membership().register(b"x", request(9, Role.SCHEDULER)))
 
 
-def test_a_server_without_an_address_is_refused() -> None:
-    reason = membership().register(b"x", request(9, Role.SERVER, address=""))
-    assert reason == "server on h (pid 109) does not say where it listens"
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:4000", "tcp://10.0.0.1:65535 ipc://@autobyte-0f-5.6"])
+def test_a_server_says_where_it_listens(address: str) -> None:
+    (server,) = join(membership(), request(1, Role.SERVER, address=address))
+    assert server.peer.address == address
+
+
+@pytest.mark.parametrize("address", ["", "ipc:///tmp/x", "inproc://x", "tcp://*:1", "tcp://127.0.0.1:1\n"])
+def test_a_server_whose_address_is_none_is_refused(address: str) -> None:
+    reason = membership().register(b"x", request(9, Role.SERVER, address=address))
+    assert str(reason).startswith("server on h (pid 109) does not say where it listens, but '")
+
+
+def test_what_strangers_say_is_shown_in_one_bounded_line() -> None:
+    reason = str(membership().register(b"x", request(9, job="a\n\x1b[2J" + "b" * 10**6, host="h\ni")))
+    assert reason.startswith("AUTOBYTE_JOB: the scheduler has 'job', worker on h i (pid 109) has 'a  [2Jbbb")
+    assert len(reason) < 250
 
 
 # ------------------------------------------------------------------------------------- the end of nodes
