@@ -266,8 +266,9 @@ class CommunicationLoop:
                     self._connection_changed(server)
                 if server.lane.socket in ready:
                     self._receive(server, now)
-            for message in membership.receive(now):
-                self._control(message, now)
+            if membership.socket in ready or now >= self._next_check:
+                for message in membership.receive(now):
+                    self._control(message, now)
             self._send(now)
             if now >= self._next_check:
                 self._next_check = now + CHECK_SECONDS

@@ -17,6 +17,7 @@ import sys
 import time
 from typing import Optional
 
+import numpy as np
 import zmq
 
 from ps import messages
@@ -74,7 +75,8 @@ class Server:
                 self._book = ShardBook(self.rank, self.settings.num_workers, started.deadline_seconds)
                 self._traffic.counters.rank = self.rank
                 self._traffic.configure(started.config)
-                self._loop()
+                with np.errstate(all="ignore"):  # a sum that overflows is inf, or wraps around, as in any other sum
+                    self._loop()
                 self._membership.send(messages.Leave(self._ending or ""))
             finally:
                 self._membership.close()
@@ -92,16 +94,18 @@ class Server:
     # ------------------------------------------------------------------------------------- the loop
 
     def _loop(self) -> None:
+        control = self._membership.socket
         poller = zmq.Poller()
-        poller.register(self._membership.socket, zmq.POLLIN)
+        poller.register(control, zmq.POLLIN)
         poller.register(self._lane.socket, zmq.POLLIN)
         while self._ending is None:
             wait = min(self._next_check - time.monotonic(), CHECK_SECONDS)
             ready = dict(poller.poll(max(0, int(wait * 1000) + (wait > 0))))
             now = time.monotonic()
             # Control first: a tensor is announced on this socket before its data can come on the other one.
-            for message in self._membership.receive(now):
-                self._control(message, now)
+            if control in ready or now >= self._next_check:
+                for message in self._membership.receive(now):
+                    self._control(message, now)
             if self._lane.socket in ready:
                 self._receive(now)
             self._send(now)
