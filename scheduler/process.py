@@ -338,8 +338,11 @@ class Scheduler:
         """``node`` has left or was lost: tell whom it concerns."""
         self._kept.pop(node.token, None)
         how = "was lost" if node.state is State.LOST else "has left"
+        if self._end_at is not None:
+            log.info("%s %s", node, how)
+            return
         log.log(logging.WARNING if lost else logging.INFO, "%s %s%s", node, how, f": {node.error}" if lost else "")
-        if self._nodes.started and self._end_at is None:
+        if self._nodes.started:
             self._tuning.gone(node.peer.role, node.peer.rank)
             self._post(self._collectives.gone(node.peer, lost, node.error), now)
             self._broadcast(messages.PeerGone(node.peer, lost, node.error), now)
