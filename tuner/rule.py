@@ -14,7 +14,8 @@ only says where to go; whether to stay is measured. Too small is ruinous and too
 
 * a proposal needs estimates on enough samples, and a target that differs by more than :data:`HYSTERESIS` from what is
   in force;
-* upwards it goes at once, downwards by a factor of :data:`DOWN_FACTOR` at most;
+* upwards it goes at once, downwards by a factor of :data:`DOWN_FACTOR` at most, and only where the shorter wait behind
+  the credit is worth more than the processor's time for more messages (:func:`saved_seconds`);
 * the median step is compared with the one before: a larger configuration must not be slower, a smaller one must be
   faster, both by more than noise. Otherwise the old configuration comes back, the target is not tried again until it
   has moved, and the next attempt waits twice as long;
@@ -41,14 +42,16 @@ from tuner.space import (
     MIN_PARTITION_BYTES,
     describe,
 )
-from tuner.steps import StepMeter, StepTime
+from tuner.steps import LEAST_DIFFERENCE, StepMeter, StepTime
 
-__all__ = ["Network", "RuleTuner", "partition_and_credit"]
+__all__ = ["Network", "RuleTuner", "partition_and_credit", "saved_seconds"]
 
 #: A target closer than this factor to what is in force, in both P and C, is not worth a switch.
 HYSTERESIS = 1.5
 #: A switch makes P and C smaller by this factor at most.
 DOWN_FACTOR = 4
+#: The part of the overhead that a step is assumed to feel, since training and communication share the processors.
+FELT_OVERHEAD = 0.5
 #: An estimate on fewer windows or messages is not used.
 MIN_SAMPLES = 3
 #: Steps and windows per worker before a step time is believed.
@@ -90,6 +93,21 @@ def partition_and_credit(network: Network) -> tuple[int, int]:
     credit = min(credit, MAX_CREDIT_SECONDS * bandwidth, MAX_SEARCHED_CREDIT_BYTES)
     credit = max(credit, LEAST_CREDIT_PARTITIONS * partition)
     return _round_up(partition, 4 * KIB), _round_up(credit, 16 * KIB)
+
+
+def saved_seconds(present: CommConfig, smaller: CommConfig, network: Network, model_bytes: int) -> float:
+    """Return what a step of a model of ``model_bytes`` can save at most by going from ``present`` to ``smaller``.
+
+    Before the first tensor of the next step, the bytes of the credit and of a partition at either end are on the wire.
+    Smaller partitions are more messages, and part of their overhead is taken from the training.
+    """
+
+    def in_the_way(config: CommConfig) -> int:
+        return min(model_bytes, config.credit_bytes + 2 * config.partition_bytes)
+
+    wait_seconds = (in_the_way(present) - in_the_way(smaller)) / network.bandwidth_bytes_per_second
+    messages = model_bytes / smaller.partition_bytes - model_bytes / present.partition_bytes
+    return wait_seconds - FELT_OVERHEAD * messages * network.overhead_seconds
 
 
 def _round_up(value: float, multiple: int) -> int:
@@ -165,18 +183,33 @@ class RuleTuner(Tuner):
         latency = statistics.median(latencies) if latencies else UNKNOWN_LATENCY_SECONDS
         return Network(min(bandwidths), latency, max(overheads))
 
-    def _try(self, target: CommConfig, network: Network, before: StepTime, now: float) -> Proposal:
+    def _try(self, target: CommConfig, network: Network, before: StepTime, now: float) -> Optional[Proposal]:
+        present = self._config
+        config = self._next(target, network, before)
+        if _close(config, present):
+            return None
+        smaller = config.partition_bytes < present.partition_bytes or config.credit_bytes < present.credit_bytes
+        self._trial = _Trial(present, before, target, smaller, now)
+        self._switch(config)
+        on_the_way = "" if config == target else f", on the way to {describe(target)}"
+        return Proposal(config=config, reason=f"rule for {network}{on_the_way}")
+
+    def _next(self, target: CommConfig, network: Network, before: StepTime) -> CommConfig:
+        """Return how far to go towards ``target`` now: what shall be larger, at once; what shall be smaller, if it pays."""
         present = self._config
         config = replace(
             target,
             partition_bytes=_towards(target.partition_bytes, present.partition_bytes, MAX_SEARCHED_PARTITION_BYTES),
             credit_bytes=_towards(target.credit_bytes, present.credit_bytes, MAX_SEARCHED_CREDIT_BYTES),
         )
-        smaller = config.partition_bytes < present.partition_bytes or config.credit_bytes < present.credit_bytes
-        self._trial = _Trial(present, before, target, smaller, now)
-        self._switch(config)
-        on_the_way = "" if config == target else f", on the way to {describe(target)}"
-        return Proposal(config=config, reason=f"rule for {network}{on_the_way}")
+        larger = replace(
+            target,
+            partition_bytes=max(target.partition_bytes, present.partition_bytes),
+            credit_bytes=max(target.credit_bytes, present.credit_bytes),
+        )
+        model_bytes = max(node.model_bytes for node in self._nodes.values())
+        pays = saved_seconds(larger, config, network, model_bytes) > LEAST_DIFFERENCE * before.seconds
+        return config if pays else larger
 
     def _judge(self, trial: _Trial, now: float) -> Optional[Proposal]:
         before = trial.before_time

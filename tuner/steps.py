@@ -15,7 +15,7 @@ from typing import NamedTuple, Optional
 from ps.config import Role
 from ps.stats import Observation
 
-__all__ = ["StepMeter", "StepTime"]
+__all__ = ["LEAST_DIFFERENCE", "StepMeter", "StepTime"]
 
 #: Smaller relative differences are noise, whatever the samples say.
 LEAST_DIFFERENCE = 0.03

@@ -56,7 +56,8 @@ class Cluster:
         """Return what all nodes report after a window under ``config``."""
         step = self.step_seconds(config)
         seen = self.estimates or self.network
-        network = {
+        network: dict[str, object] = {
+            "model_bytes": int(self.model_bytes),
             "bandwidth_bytes_per_second": Estimate(seen.bandwidth_bytes_per_second, 0.01, 5),
             "latency_seconds": Estimate(seen.latency_seconds, 0.1, 16),
             "overhead_seconds": Estimate(seen.overhead_seconds, 0.1, 10),
