@@ -195,7 +195,7 @@ class RuleTuner(Tuner):
         return Proposal(config=config, reason=f"rule for {network}{on_the_way}")
 
     def _next(self, target: CommConfig, network: Network, before: StepTime) -> CommConfig:
-        """Return how far to go towards ``target`` now: what shall be larger, at once; what shall be smaller, if it pays."""
+        """Return how far to go towards ``target`` now: all that grows; what shrinks only if that pays."""
         present = self._config
         config = replace(
             target,
