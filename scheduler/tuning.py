@@ -20,7 +20,7 @@ import logging
 import math
 from typing import Callable, Optional, TypedDict
 
-from msgspec.structs import astuple, replace
+from msgspec.structs import asdict, astuple, replace
 
 from ps.config import CommConfig, Role
 from ps.stats import Estimate, Observation
@@ -97,7 +97,10 @@ class Tuning:
     def observe(self, observation: Observation, now: float) -> None:
         """Take note of what a node saw in a window."""
         self._begin(now)
-        if not self._is_sound(observation):
+        fault = self._fault(observation)
+        if fault:
+            if not self.dropped:
+                log.warning("dropped an observation, and will drop others silently: %s", fault)
             self.dropped += 1
         elif observation.epoch == self.config.epoch:
             self._meter.add(observation)
@@ -187,19 +190,21 @@ class Tuning:
 
     # -------------------------------------------------------------------------------------- the nodes
 
-    def _is_sound(self, observation: Observation) -> bool:
-        """Whether a node of this job can have seen this; nothing from the network is trusted."""
+    def _fault(self, observation: Observation) -> str:
+        """Return why no node of this job can have seen this, or nothing; nothing from the network is trusted."""
+        node = f"{observation.role.value} {observation.rank}"
         if not observation.rank < self._counts.get(observation.role, 0):
-            return False
+            return f"there is no {node} in this job"
         if (observation.num_workers, observation.num_servers) != tuple(self._counts.values()):
-            return False
-        for value in astuple(observation):
+            return f"{node} believes in {observation.num_workers} workers and {observation.num_servers} servers"
+        for name, value in asdict(observation).items():
             if isinstance(value, Estimate):
-                if not (value.value > 0 and all(map(_is_quantity, astuple(value)))):
-                    return False
-            elif isinstance(value, (int, float)) and not _is_quantity(value):
-                return False
-        return True
+                sound = value.value > 0 and all(map(_is_quantity, astuple(value)))
+            else:
+                sound = not isinstance(value, (int, float)) or _is_quantity(value)
+            if not sound:
+                return f"{name} of {node} cannot be {value}"
+        return ""
 
     def _is_waiting_for_nodes(self, now: float) -> bool:
         waited_seconds = now - self._switched_at

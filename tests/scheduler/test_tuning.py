@@ -222,6 +222,15 @@ def test_an_unsound_observation_is_dropped(fields: dict[str, Any]) -> None:
     assert (tuner.seen, host.tuning.dropped) == ([], 1)
 
 
+def test_the_first_dropped_observation_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    host = Host(Scripted())
+    for _ in range(3):
+        host.tuning.observe(window(1, epoch=0, cpu_seconds=-0.5), 100.0)
+    assert caplog.messages == [
+        "dropped an observation, and will drop others silently: cpu_seconds of worker 1 cannot be -0.5"
+    ]
+
+
 def test_observations_do_not_pile_up_while_the_tuner_is_not_asked() -> None:
     tuner = Scripted(FASTER)
     host = Host(tuner)
