@@ -1,4 +1,4 @@
-"""What the files around the code promise: settings, commands, containers, layers, links."""
+"""What the files around the code promise: settings, commands, layers, links."""
 
 from __future__ import annotations
 
@@ -6,16 +6,11 @@ import ast
 import configparser
 import importlib
 import re
-import shlex
-import shutil
-import socket
 import subprocess
-import sys
 from pathlib import Path
 from typing import Iterator, Optional
 
 import pytest
-import yaml
 
 from ps.config import Role, Settings
 
@@ -58,10 +53,6 @@ def console_scripts() -> dict[str, str]:
     setup.read(ROOT / "setup.cfg")
     lines = setup["options.entry_points"]["console_scripts"].strip().splitlines()
     return dict(re.split(r"\s*=\s*", line) for line in lines)
-
-
-def compose_services() -> dict[str, dict]:
-    return yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
 
 
 def imports(path: Path) -> Iterator[str]:
@@ -107,50 +98,6 @@ def test_every_command_leads_to_a_function(command: str) -> None:
 @pytest.mark.parametrize("script", sorted(path.name for path in (ROOT / "scripts").glob("*.sh")))
 def test_shell_scripts_parse(script: str) -> None:
     subprocess.run(["bash", "-n", ROOT / "scripts" / script], check=True, timeout=10)
-
-
-# --------------------------------------------------------------------------------------------------- containers
-
-
-def test_the_containers_are_one_job() -> None:
-    services = compose_services()
-    assert list(services) == ["scheduler", "server-0", "server-1", "worker-0", "worker-1"]
-    settings = [
-        Settings.from_env(Role(service["environment"]["DMLC_ROLE"]), service["environment"])
-        for service in services.values()
-    ]
-    assert [each.preferred_rank for each in settings] == [-1, 0, 1, 0, 1]
-    assert {(each.root_host, each.root_port, each.num_workers, each.num_servers) for each in settings} == {
-        ("scheduler", 9091, 2, 2)
-    }
-
-
-def test_the_containers_set_only_variables_that_are_known() -> None:
-    assert {name for service in compose_services().values() for name in service["environment"]} <= known_variables()
-
-
-def test_the_containers_run_our_commands() -> None:
-    for service in compose_services().values():
-        command, *arguments = shlex.split(service["command"])
-        if command == "python":
-            assert (ROOT / arguments[0]).is_file()
-        else:
-            assert command in console_scripts()
-            assert not arguments
-
-
-def test_a_container_that_listens_is_healthy() -> None:
-    tests = {tuple(service["healthcheck"]["test"]) for service in compose_services().values()}
-    assert len(tests) == 1
-    _, python, *arguments = tests.pop()
-    assert python == "python"
-    with socket.create_server(("127.0.0.1", 0)):
-        subprocess.run([sys.executable, *arguments], check=True, timeout=20)
-
-
-@pytest.mark.skipif(shutil.which("docker-compose") is None, reason="docker-compose is not installed")
-def test_docker_compose_accepts_the_file() -> None:
-    subprocess.run(["docker-compose", "config", "--quiet"], cwd=ROOT, check=True, timeout=30)
 
 
 # ------------------------------------------------------------------------------------------------------- layers
