@@ -19,11 +19,13 @@ import statistics
 import warnings
 from typing import NamedTuple, Optional, Sequence
 
+import numpy as np
+
 from ps.config import CommConfig
 from ps.stats import Observation
 from tuner.interface import Proposal, Tuner
 from tuner.space import candidates, coordinates, size_key
-from tuner.steps import StepMeter
+from tuner.steps import StepMeter, StepTime
 
 __all__ = ["BayesianTuner"]
 
@@ -40,8 +42,8 @@ SILENT_STEPS = 10
 SILENT_FACTOR = 10.0
 #: The model sees no trial as slower than so many times the fastest: it is to be exact where it is fast.
 WORST_FACTOR = 3.0
-#: Relative standard deviation of a trial's median, as the model assumes it.
-TRIAL_NOISE = 0.01
+#: No trial's median is believed to be more exact than this, relative to itself.
+LEAST_NOISE = 0.01
 #: Trials this much slower than the fastest, as a part of it, are as good.
 TIE = 0.02
 #: The search ends when no candidate is expected to gain more than this part of the step time.
@@ -50,7 +52,11 @@ LEAST_IMPROVEMENT = 0.003
 
 class _Result(NamedTuple):
     config: CommConfig
-    seconds: float
+    time: StepTime
+
+    @property
+    def seconds(self) -> float:
+        return self.time.seconds
 
 
 class BayesianTuner(Tuner):
@@ -96,19 +102,17 @@ class BayesianTuner(Tuner):
 
     # ------------------------------------------------------------------------------------- one trial
 
-    def _trial_ended(self, now: float) -> Optional[float]:
-        """Return the step time of the present trial in seconds once it is over."""
+    def _trial_ended(self, now: float) -> Optional[StepTime]:
+        """Return the step time of the present trial once it is over."""
         whole = self._meter.time(TRIAL_STEPS, TRIAL_WINDOWS)
-        if whole is not None:
-            return whole.seconds
-        if not self._results:
-            return None
+        if whole is not None or not self._results:
+            return whole
         fastest = self._fastest().seconds
         early = self._meter.time(BAD_STEPS, 1)
         if early is not None and early.seconds > BAD_FACTOR * fastest:
-            return early.seconds
+            return early
         if not self._meter.steps and now - self._began > max(SILENT_SECONDS, SILENT_STEPS * fastest):
-            return SILENT_FACTOR * fastest
+            return StepTime(SILENT_FACTOR * fastest, 0.0)
         return None
 
     def _fastest(self) -> _Result:
@@ -143,6 +147,7 @@ class BayesianTuner(Tuner):
         model = _Model(
             [coordinates(result.config) for result in self._results],
             [min(math.log(result.seconds), fastest + math.log(WORST_FACTOR)) for result in self._results],
+            [max(result.time.noise, LEAST_NOISE) for result in self._results],
             self._seed,
         )
         found = [
@@ -174,15 +179,18 @@ class BayesianTuner(Tuner):
 class _Model:
     """A Gaussian process over coordinates in the unit square, fitted to logarithms of step times."""
 
-    def __init__(self, points: Sequence[tuple[float, float]], logs: Sequence[float], seed: int) -> None:
+    def __init__(
+        self, points: Sequence[tuple[float, float]], logs: Sequence[float], noises: Sequence[float], seed: int
+    ) -> None:
         from sklearn.gaussian_process import GaussianProcessRegressor  # takes a second: only who searches pays it
         from sklearn.gaussian_process.kernels import ConstantKernel, Matern
 
         self._mean = statistics.fmean(logs)
-        self._scale = max(statistics.pstdev(logs), TRIAL_NOISE)
+        self._scale = max(statistics.pstdev(logs), LEAST_NOISE)
         self._process = GaussianProcessRegressor(
             kernel=ConstantKernel(1.0, (0.1, 10.0)) * Matern([0.5, 0.5], (0.1, 5.0), nu=2.5),
-            alpha=(TRIAL_NOISE / self._scale) ** 2,
+            alpha=(np.asarray(noises) / self._scale) ** 2,
+            n_restarts_optimizer=1,
             random_state=seed,
         )
         with warnings.catch_warnings():
