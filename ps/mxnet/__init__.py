@@ -1,11 +1,13 @@
 """AutoByte for MXNet: import this, then use the store ``dist_sync_autobyte`` (short: ``dist_autobyte``).
 
->>> import mxnet as mx, ps.mxnet                                         # doctest: +SKIP
+>>> import ps.mxnet                                                      # doctest: +SKIP
+>>> import mxnet as mx
 >>> ps.mxnet.broadcast_parameters(net.collect_params())
 >>> trainer = mx.gluon.Trainer(net.collect_params(), 'sgd', kvstore='dist_sync_autobyte', update_on_kvstore=False)
 
-The import registers the stores; the first of them (or the first broadcast) joins the job that the ``DMLC_*`` variables
-describe. Leaving it needs no call: it happens at the end of the process.
+On Python 3.12 import it before mxnet, which it makes importable there. The import registers the stores; the first of
+them (or the first broadcast) joins the job that the ``DMLC_*`` variables describe. Leaving it needs no call: it happens
+at the end of the process.
 """
 
 from ps.mxnet import compatibility

@@ -4,13 +4,16 @@
   would never be completed. Therefore nothing of ours is pending when a fork begins. The child is not a worker: the
   sockets and the thread that owned them stayed with the parent, so it refuses every call and never touches them.
 * **Exit.** The engine waits for every operation that has started. Registered after the import of mxnet, our hook runs
-  before MXNet's own: it lets what is under way end, completes the rest with an error, and leaves the job.
+  before MXNet's own: it lets what is under way end, completes the rest with an error, and leaves the job. It also runs
+  before the hook of ZeroMQ's garbage collector, after which nothing can be sent without a copy.
 """
 
 from __future__ import annotations
 
 import atexit
 import os
+
+import zmq.utils.garbage  # noqa: F401  (registers its exit hook: before ours, so that it runs after ours)
 
 from ps.mxnet import connection
 

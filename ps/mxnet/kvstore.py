@@ -51,7 +51,8 @@ class AutoByteKVStore(mx.kvstore.KVStore):  # type: ignore[misc]
 
     Examples
     --------
-    >>> import mxnet as mx, ps.mxnet                                     # doctest: +SKIP
+    >>> import ps.mxnet                                                  # doctest: +SKIP
+    >>> import mxnet as mx
     >>> trainer = mx.gluon.Trainer(net.collect_params(), 'sgd', kvstore='dist_sync_autobyte', update_on_kvstore=False)
     """
 

@@ -1,21 +1,27 @@
-"""MXNet's tests are skipped where it is not installed."""
+"""Fixtures of the plugin's tests, which are skipped where MXNet is not installed."""
 
 import contextlib
 import os
-import pathlib
 import subprocess
 import sys
 
 import pytest
 
-pytest.importorskip("mxnet", reason="MXNet is not installed: pip install 'autobyte[mxnet]'")
+# before mxnet: on Python 3.12 it makes that importable
+pytest.importorskip("ps.mxnet", reason="MXNet is not installed: pip install 'autobyte[mxnet]'")
 
 import mxnet as mx
 
 from ps.mxnet import broadcast, connection, engine
+from tests.cluster.harness import ROOT
 from tests.mxnet.fake import FakeWorker, join
 
-ROOT = pathlib.Path(__file__).parents[2]
+PRELUDE = """
+import ps.mxnet
+import mxnet as mx
+from tests.mxnet.fake import FakeWorker, join
+worker = join(FakeWorker())
+"""
 
 
 @pytest.fixture
@@ -42,11 +48,8 @@ def script():
     """Run Python source in a process of its own, with a fake worker as ``worker``; returns the completed process."""
 
     def run(source, timeout=40, **env):
-        prelude = (
-            "import mxnet as mx, ps.mxnet\nfrom tests.mxnet.fake import FakeWorker, join\nworker = join(FakeWorker())\n"
-        )
         return subprocess.run(
-            [sys.executable, "-c", prelude + source],
+            [sys.executable, "-c", PRELUDE + source],
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": str(ROOT), **env},
             capture_output=True,

@@ -19,8 +19,8 @@ for model in MODELS:
 """
 
 TOGETHER = """
-import mxnet as mx
 import ps.mxnet
+import mxnet as mx
 from ps.config import CommConfig
 from tests.mxnet.training import MODELS, together
 

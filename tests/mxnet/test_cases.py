@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 
+import ps.mxnet  # isort: skip (before mxnet: on Python 3.12 it makes that importable)
+
 import mxnet as mx
 import numpy as np
 import pytest
 
-import ps.mxnet
 from ps.errors import AutoByteError
 from tests.cluster.harness import Cluster
 

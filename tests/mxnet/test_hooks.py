@@ -1,11 +1,10 @@
 """Import, fork and exit: nothing hangs, whatever is under way."""
 
 import os
-import pathlib
 import subprocess
 import sys
 
-ROOT = pathlib.Path(__file__).parents[2]
+from tests.cluster.harness import ROOT, Cluster
 
 #: A push-pull that is not answered before ``worker.release()``.
 PENDING = """
@@ -38,6 +37,20 @@ def test_uncaught_exception_leaves_the_job_as_failed_and_soon(script):
     result = script("FakeWorker.deadline_seconds = 100\n" + PENDING + "1 / 0")
     assert result.stdout == "left with 'worker 0: ZeroDivisionError: division by zero'\n"
     assert result.returncode == 1
+
+
+def test_real_job_ends_well_though_pushes_are_under_way_at_its_exit():
+    source = """
+import ps.mxnet
+import mxnet as mx
+store = mx.kv.create('dist_sync_autobyte')
+gradients = [mx.nd.ones((1 << 20,)) for _ in range(8)]
+store.init(list(range(8)), gradients)
+store.pushpull(list(range(8)), gradients)
+"""
+    with Cluster(workers=2, servers=1) as cluster:
+        cluster.run(source, timeout=30)
+        assert cluster.finish() == [0, 0]
 
 
 def test_close_is_final(script):
@@ -111,7 +124,7 @@ def test_import_is_refused_where_mxnet_would_never_return():
 
 def test_missing_variable_is_named_by_the_first_store():
     result = subprocess.run(
-        [sys.executable, "-c", "import mxnet as mx, ps.mxnet; mx.kv.create('dist_sync_autobyte')"],
+        [sys.executable, "-c", "import ps.mxnet, mxnet as mx; mx.kv.create('dist_sync_autobyte')"],
         cwd=ROOT,
         env={**{k: v for k, v in os.environ.items() if not k.startswith("DMLC_")}, "PYTHONPATH": str(ROOT)},
         capture_output=True,

@@ -54,8 +54,8 @@ def test_first_layer_computes_while_the_others_wait_for_their_sums(worker):
 
 OVERLAP = """
 import json
-import mxnet as mx
 import ps.mxnet
+import mxnet as mx
 from mxnet.gluon import nn
 from ps.mxnet import engine
 

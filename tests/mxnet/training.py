@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import hashlib
 
+import ps.mxnet  # isort: skip (before mxnet: on Python 3.12 it makes that importable)
+
 import mxnet as mx
 import numpy as np
 from mxnet.gluon import nn
@@ -91,8 +93,6 @@ def alone(model):
 
 def together(model, store, change=None):
     """Train as one of two workers, beginning with rank 0's values; ``change`` is called in the middle."""
-    import ps.mxnet
-
     training = Training(model, store.rank, "dist_sync_autobyte")
     ps.mxnet.broadcast_parameters(training.net)
     for step in range(STEPS):
