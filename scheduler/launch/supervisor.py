@@ -7,13 +7,14 @@ included), and the time of the next order of the :class:`~scheduler.launch.watch
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import selectors
 import signal
 import socket
 import subprocess
 import time
-from typing import IO, Iterator, Optional, Sequence
+from typing import IO, Callable, Iterator, Optional, Sequence
 
 from scheduler.launch import groups
 from scheduler.launch.guard import Guard
@@ -33,28 +34,30 @@ def supervise(nodes: Sequence[Node], output: Output, grace_seconds: float = 5.0)
     To be called in the main thread. However it is left, none of the processes is there any more.
     """
     watch = Watch(nodes, grace_seconds)
-    children: list[_Child] = []
+    children: list[_Child] = []  # those whose group is not empty
     with _signals() as signals, Guard() as guard, selectors.DefaultSelector() as selector:
         selector.register(signals, selectors.EVENT_READ)
         try:
             for node in nodes:
-                child = _Child(node, output)
-                children.append(child)
-                guard.watch(child.group)
-                for stream in child.streams:
-                    selector.register(stream.pipe, selectors.EVENT_READ, stream)
+                children.append(_Child(node, output, selector))
+                guard.watch(children[-1].group)
             while not watch.finished:
                 for key, _ in selector.select(watch.seconds_to_order(time.monotonic())):
-                    if key.fileobj is signals:
-                        for signum in signals.recv(_CHUNK_BYTES):
-                            if signum != signal.SIGCHLD:
-                                watch.interrupted(signal.Signals(signum), time.monotonic())
-                    elif not key.data.read():
-                        selector.unregister(key.fileobj)
-                for child in children:
+                    if key.fileobj is not signals:
+                        key.data.read()
+                        continue
+                    for signum in signals.recv(_CHUNK_BYTES):
+                        if signum != signal.SIGCHLD:
+                            watch.interrupted(signal.Signals(signum), time.monotonic())
+                for child in list(children):
                     returncode = child.newly_ended()
                     if returncode is not None:
                         output.note(watch.ended(child.node, returncode, time.monotonic()))
+                        groups.send(child.group, signal.SIGTERM)  # what it leaves behind ends with it
+                    if child.is_gone():
+                        guard.forget(child.group)
+                        child.close()
+                        children.remove(child)
                 order = watch.order(time.monotonic())
                 if order:
                     output.note(order.reason)
@@ -92,7 +95,7 @@ def _signals() -> Iterator[socket.socket]:
 class _Child:
     """One running node: its process group and its two output streams."""
 
-    def __init__(self, node: Node, output: Output) -> None:
+    def __init__(self, node: Node, output: Output, selector: selectors.BaseSelector) -> None:
         self._process = subprocess.Popen(
             node.command,
             env=node.environment,
@@ -104,48 +107,61 @@ class _Child:
         assert self._process.stdout and self._process.stderr
         self.node = node
         self.group = self._process.pid
-        self.streams = [
-            _Stream(node, "stdout", self._process.stdout, output),
-            _Stream(node, "stderr", self._process.stderr, output),
+        self._streams = [
+            _Stream(self._process.stdout, functools.partial(output.line, node, "stdout"), selector),
+            _Stream(self._process.stderr, functools.partial(output.line, node, "stderr"), selector),
         ]
 
     def newly_ended(self) -> Optional[int]:
         """Return the return code the first time that the process is found ended, after passing on its last output."""
         if self._process.returncode is not None or self._process.poll() is None:
             return None
-        for stream in self.streams:
+        for stream in self._streams:
             stream.read()
         return self._process.returncode
 
+    def is_gone(self) -> bool:
+        """Whether the process and its whole group have ended. The group's number may then become another's."""
+        return self._process.returncode is not None and not groups.send(self.group, 0)
+
     def close(self) -> None:
         """Pass on what is left of the output."""
-        for stream in self.streams:
+        for stream in self._streams:
             stream.close()
 
 
 class _Stream:
-    """One output stream of a node."""
+    """One output stream of a node, registered with the selector until it ends."""
 
-    def __init__(self, node: Node, name: str, pipe: IO[bytes], output: Output) -> None:
+    def __init__(self, pipe: IO[bytes], pass_on: Callable[[bytes], None], selector: selectors.BaseSelector) -> None:
         os.set_blocking(pipe.fileno(), False)
-        self.pipe = pipe
-        self._node, self._name, self._output = node, name, output
+        self._pipe = pipe
+        self._pass_on = pass_on
+        self._selector = selector
         self._lines = Lines()
+        selector.register(pipe, selectors.EVENT_READ, self)
 
-    def read(self) -> bool:
-        """Pass on what is there, one pipe's content at most; return False at the end of the stream."""
+    def read(self) -> None:
+        """Pass on what is there: one pipe's content at most, so that no node holds up the others."""
+        if self._pipe.closed:
+            return
         try:
-            data = os.read(self.pipe.fileno(), _CHUNK_BYTES)
+            data = os.read(self._pipe.fileno(), _CHUNK_BYTES)
         except BlockingIOError:
-            return True
-        self._pass_on(self._lines.feed(data))
-        return bool(data)
+            return
+        for line in self._lines.feed(data):
+            self._pass_on(line)
+        if not data:
+            self._end()
 
     def close(self) -> None:
+        """Pass on the rest, even if somebody still holds the other end."""
         self.read()
-        self._pass_on(self._lines.end())
-        self.pipe.close()
+        if not self._pipe.closed:
+            self._end()
 
-    def _pass_on(self, lines: list[bytes]) -> None:
-        for line in lines:
-            self._output.line(self._node, self._name, line)
+    def _end(self) -> None:
+        for line in self._lines.end():
+            self._pass_on(line)
+        self._selector.unregister(self._pipe)
+        self._pipe.close()
