@@ -242,8 +242,10 @@ class CommunicationLoop:
         self.traffic.configure(started.config)
         identity = b"worker-%d-%x" % (self.rank, self._session)
         for peer in started.servers:
-            self._servers.append(_Server(peer, WorkerLane(context, identity, peer.address)))
-            self._greet(self._servers[-1])
+            server = _Server(peer, WorkerLane(context, identity, peer.address))
+            self._servers.append(server)
+            self.traffic.set_near(peer.rank, server.lane.near)
+            self._greet(server)
         self._started.set()
 
     def _loop(self, membership: Membership) -> None:
@@ -300,7 +302,8 @@ class CommunicationLoop:
 
     def _greet(self, server: _Server, answer: bool = True) -> None:
         """Tell a server what is expected from it next, and ask for the same."""
-        hello = messages.Hello(self.settings.job, self._session, self.rank, server.receiver.expected, answer)
+        near = server.lane.near
+        hello = messages.Hello(self.settings.job, self._session, self.rank, server.receiver.expected, answer, near)
         server.lane.send(messages.encode(hello), None)
 
     def _connection_changed(self, server: _Server) -> None:

@@ -34,6 +34,8 @@ __all__ = ["Transfer", "Message", "Link", "LinkGroup", "Receiver", "MESSAGE_BYTE
 MESSAGE_BYTES = 64
 #: Most spans that are packed into one message.
 MAX_SPANS = 256
+#: Partitions for a peer on this host are joined up to so many bytes, and half the credit: about a millisecond's worth.
+NEAR_JOIN_BYTES = 2 * MIB
 
 
 class Transfer:
@@ -101,6 +103,24 @@ class Transfer:
         return True
 
 
+    def take(self, join_bytes: int) -> tuple[int, int, int, int]:
+        """Return the next partition, joined with those after it while they are together not over ``join_bytes``.
+
+        Returns
+        -------
+        start, count, nbytes, partitions
+            Range of elements, its payload bytes, and how many partitions it is.
+        """
+        start, count = self.next_range  # type: ignore[misc]  # a queued transfer has a next range
+        nbytes = self.next_bytes
+        partitions = 1
+        while self.advance() and nbytes + self.next_bytes <= join_bytes:
+            count += self.next_range[1]  # type: ignore[index]
+            nbytes += self.next_bytes
+            partitions += 1
+        return start, count, nbytes, partitions
+
+
 class Message:
     """A numbered message on its way: kept, with the payload that it refers to, until it is acknowledged.
 
@@ -140,10 +160,6 @@ class Message:
             return parts[0]
         return b"".join(parts) if parts else None
 
-    @property
-    def partitions(self) -> int:
-        return len(self.spans)
-
 
 class Link:
     """The sending side towards one peer: queue, credit window, un-acknowledged messages.
@@ -154,6 +170,9 @@ class Link:
         Rank of the peer.
     credit_bytes, fusion_bytes
         As in :class:`ps.config.CommConfig`, this link's share; may be changed at any time.
+    near
+        Whether the peer is on this host. Then there is no wire that a long message would occupy, and the cost of a
+        message is what counts: neighbouring partitions of a tensor go as one span.
     in_flight_bytes
         Sum of ``Message.nbytes`` over what is un-acknowledged.
     progress_bytes
@@ -166,6 +185,7 @@ class Link:
         "peer",
         "credit_bytes",
         "fusion_bytes",
+        "near",
         "in_flight_bytes",
         "progress_bytes",
         "bytes_sent",
@@ -184,6 +204,7 @@ class Link:
         self.peer = peer
         self.credit_bytes = credit_bytes
         self.fusion_bytes = fusion_bytes
+        self.near = False
         self.in_flight_bytes = 0
         self.progress_bytes = 0
         self.bytes_sent = 0
@@ -232,16 +253,19 @@ class Link:
         payload_bytes = 0
         fusion_bytes = min(self.fusion_bytes, self.credit_bytes)
         max_spans = MAX_SPANS if fusion_bytes else 1
+        join_bytes = min(NEAR_JOIN_BYTES, self.credit_bytes // 2) if self.near else 0
         while True:
             transfer = queue[0][2]
-            start, count = transfer.next_range  # type: ignore[misc]  # a queued transfer has a next range
+            start, count, nbytes, partitions = transfer.take(join_bytes)
             spans.append(Span(transfer.kind, transfer.tensor_id, transfer.version, start, count, transfer.priority))
             if transfer.payload is not None:
                 offset = (start - transfer.origin) * transfer.itemsize
-                parts.append(transfer.payload[offset : offset + transfer.next_bytes])
-                payload_bytes += transfer.next_bytes
-            self.queue_wait_seconds += max(0.0, now - transfer.queued_at)  # a loop may queue after its turn's now
-            if not transfer.advance():
+                parts.append(transfer.payload[offset : offset + nbytes])
+                payload_bytes += nbytes
+            self.partitions_sent += partitions
+            # a loop may queue after its turn's now
+            self.queue_wait_seconds += partitions * max(0.0, now - transfer.queued_at)
+            if transfer.next_range is None:
                 heappop(queue)
                 if not queue:
                     break
@@ -257,7 +281,6 @@ class Link:
         self.progress_bytes += message.nbytes
         self.bytes_sent += payload_bytes
         self.messages_sent += 1
-        self.partitions_sent += len(spans)
         return message
 
     def acknowledge(self, seq: int, now: float) -> list[Message]:

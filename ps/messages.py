@@ -107,7 +107,7 @@ class Hello(msgspec.Struct, array_like=True, frozen=True, tag=1):
 
     ``expected`` is the sequence number that the sender of the hello expects to receive next; ``session`` is
     the number that the scheduler gave the worker at registration, so a leftover of another run is refused.
-    ``answer`` asks the receiver for a hello in return.
+    ``answer`` asks the receiver for a hello in return; ``near`` says that both are on one host.
     """
 
     job: str
@@ -115,6 +115,7 @@ class Hello(msgspec.Struct, array_like=True, frozen=True, tag=1):
     rank: int
     expected: int
     answer: bool
+    near: bool
 
 
 class Data(msgspec.Struct, array_like=True, frozen=True, tag=2):

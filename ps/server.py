@@ -44,10 +44,11 @@ CHECK_SECONDS = 0.25
 class _Worker:
     """One worker as this server sees it."""
 
-    __slots__ = ("identity", "receiver")
+    __slots__ = ("identity", "near", "receiver")
 
     def __init__(self) -> None:
         self.identity = b""  # empty until its hello has come
+        self.near = False
         self.receiver = Receiver()
 
 
@@ -156,6 +157,8 @@ class Server:
             return
         worker = self._workers[hello.rank]
         worker.identity = identity
+        worker.near = hello.near
+        self._traffic.set_near(hello.rank, hello.near)
         self._rank_of[identity] = hello.rank
         if hello.answer:
             self._greet(hello.rank, answer=False)
@@ -170,7 +173,7 @@ class Server:
 
     def _greet(self, rank: int, answer: bool) -> None:
         worker = self._workers[rank]
-        hello = messages.Hello(self.settings.job, self._session, self.rank, worker.receiver.expected, answer)
+        hello = messages.Hello(self.settings.job, self._session, self.rank, worker.receiver.expected, answer, worker.near)
         self._lane.send(worker.identity, messages.encode(hello), None)
 
     def _receive_data(self, rank: int, message: messages.Data, payload: Optional[memoryview], now: float) -> None:

@@ -54,6 +54,10 @@ class Traffic:
         self.config = config
         self._links.configure(config)
 
+    def set_near(self, peer: int, near: bool) -> None:
+        """Note whether ``peer`` is on this host."""
+        self._links.links[peer].near = near
+
     def put(self, peer: int, transfer: Transfer, now: float) -> None:
         """Queue a transfer to ``peer``."""
         self._links.put(peer, transfer, now)

@@ -25,8 +25,8 @@ from typing import Any, Optional, Union
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from ps import network
 from ps.config import MAX_PARTITION_BYTES, MIB
-from ps.network import endpoint
 
 __all__ = ["WorkerLane", "ServerLane", "Payload", "new_context", "keep_freed_memory"]
 
@@ -105,7 +105,9 @@ class WorkerLane:
         self.socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
         events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
         self.monitor = self.socket.get_monitor_socket(events)
-        self.socket.connect(_nearest(address))
+        endpoint = _nearest(address)
+        self.near = endpoint.startswith("ipc:")  #: whether the server is on this host
+        self.socket.connect(endpoint)
 
     def send(self, header: bytes, payload: Optional[Payload]) -> None:
         """Queue one message; never blocks."""
@@ -175,7 +177,7 @@ class ServerLane:
         str
             The endpoints, separated by a space: what :class:`WorkerLane` takes as address.
         """
-        self.socket.bind(endpoint(host, 0))
+        self.socket.bind(network.endpoint(host, 0))
         address = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
         prefix = _local_prefix()
         if prefix:

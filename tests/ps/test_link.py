@@ -127,7 +127,7 @@ def test_small_partitions_share_a_message_up_to_the_fusion_size() -> None:
     messages = _pop_all(link, 0.0)
     assert [[span.tensor_id for span in message.spans] for message in messages] == [[1, 2], [3, 4], [5]]
     assert messages[0].payload == b"\1" * 40 + b"\2" * 40
-    assert [message.partitions for message in messages] == [2, 2, 1]
+    assert [len(message.spans) for message in messages] == [2, 2, 1]
 
 
 def test_fusion_never_skips_a_more_urgent_partition() -> None:
@@ -429,3 +429,18 @@ def test_no_link_runs_ahead_of_another_that_has_work(data: st.DataObject, credit
         if group.pop(0.0) is None:
             break
     assert not group.queued, "nobody waits for ever"
+
+
+def test_partitions_for_a_near_peer_are_joined_up_to_half_the_credit() -> None:
+    link = Link(0, credit_bytes=1000)
+    link.near = True
+    link.put(Transfer(SpanKind.PUSH_PULL, 1, 1, 0, 4, 0, memoryview(bytes(1200)), cut(0, 300, 4, 160)), 0.0)
+    sizes = []
+    while True:
+        message = link.pop(1.0)
+        if message is None:
+            break
+        sizes.append([(span.start, span.count) for span in message.spans])
+        link.acknowledge(message.seq, 1.0)
+    assert sizes == [[(0, 120)], [(120, 120)], [(240, 60)]]
+    assert link.partitions_sent == 8

@@ -26,7 +26,7 @@ OBSERVATION = Observation(
 )
 
 DATA = [
-    m.Hello("job", 12, 1, 7, True),
+    m.Hello("job", 12, 1, 7, True, False),
     m.Data(1, [m.Span(m.SpanKind.PUSH_PULL, 3, 1, 12_884_901_888 - 8, 8, -5)]),
     m.Ack(9),
 ]
