@@ -114,7 +114,7 @@ class Transfer:
         start, count = self.next_range  # type: ignore[misc]  # a queued transfer has a next range
         nbytes = self.next_bytes
         partitions = 1
-        while self.advance() and nbytes + self.next_bytes <= join_bytes:
+        while self.advance() and 0 < nbytes + self.next_bytes <= join_bytes:
             count += self.next_range[1]  # type: ignore[index]
             nbytes += self.next_bytes
             partitions += 1
