@@ -102,7 +102,6 @@ class Transfer:
             self.next_bytes = following[1] * self.itemsize
         return True
 
-
     def take(self, join_bytes: int) -> tuple[int, int, int, int]:
         """Return the next partition, joined with those after it while they are together not over ``join_bytes``.
 

@@ -173,7 +173,9 @@ class Server:
 
     def _greet(self, rank: int, answer: bool) -> None:
         worker = self._workers[rank]
-        hello = messages.Hello(self.settings.job, self._session, self.rank, worker.receiver.expected, answer, worker.near)
+        hello = messages.Hello(
+            self.settings.job, self._session, self.rank, worker.receiver.expected, answer, worker.near
+        )
         self._lane.send(worker.identity, messages.encode(hello), None)
 
     def _receive_data(self, rank: int, message: messages.Data, payload: Optional[memoryview], now: float) -> None:
