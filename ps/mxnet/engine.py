@@ -46,7 +46,7 @@ class _Context(ctypes.Structure):
     _fields_ = (("device_type", ctypes.c_int), ("device_id", ctypes.c_int32))
 
 
-_StartFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+_StartFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.POINTER(_OnComplete), ctypes.c_void_p)
 _DeleterFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _CompleteFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 
@@ -106,9 +106,9 @@ _changed = threading.Condition()
 
 
 @_StartFunction  # type: ignore[untyped-decorator]
-def _start(_: int, on_complete: int, number: int) -> None:
+def _start(_: int, on_complete: ctypes._Pointer[_OnComplete], number: int) -> None:
     operation = _operations[number]
-    completion = operation.completion = Completion(_OnComplete.from_buffer_copy(ctypes.string_at(on_complete, 24)))
+    completion = operation.completion = Completion(_OnComplete.from_buffer_copy(on_complete.contents))
     try:
         operation.start(completion)
     except BaseException as error:
