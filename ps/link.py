@@ -408,7 +408,10 @@ class LinkGroup:
     @property
     def queued(self) -> bool:
         """Whether any link has work that has not left yet."""
-        return any(link._queue for link in self.links.values())
+        for link in self.links.values():
+            if link._queue:
+                return True
+        return False
 
     @property
     def bytes_sent(self) -> int:
