@@ -408,10 +408,7 @@ class LinkGroup:
     @property
     def queued(self) -> bool:
         """Whether any link has work that has not left yet."""
-        for link in self.links.values():
-            if link._queue:
-                return True
-        return False
+        return any(link._queue for link in self.links.values())
 
     @property
     def bytes_sent(self) -> int:
