@@ -147,6 +147,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     window_seconds: float = 1.0
     switch_interval_seconds: float = 0.0005
     event_file: str = ""
+    staleness: int = -1  #: versions by which a worker may be ahead on an asynchronous tensor; -1: any number
+    deterministic: bool = False  #: sums in the order of ranks
 
     @classmethod
     def from_env(cls, role: Role, variables: Optional[Mapping[str, str]] = None) -> Settings:
@@ -194,4 +196,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             window_seconds=env.get("AUTOBYTE_WINDOW_SECONDS", _seconds, 1.0, "seconds above 0"),
             switch_interval_seconds=env.get("AUTOBYTE_SWITCH_INTERVAL_SECONDS", _seconds, 0.0005, "seconds above 0"),
             event_file=env.get("AUTOBYTE_EVENT_FILE", str, "", "a path for the tuner's decisions, JSON lines"),
+            staleness=env.get("AUTOBYTE_STALENESS", _integer(0, 1 << 31), -1, "a number of versions, 0 or more"),
+            deterministic=bool(env.get("AUTOBYTE_DETERMINISTIC", _integer(0, 1), 0, "0 or 1")),
         )

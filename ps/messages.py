@@ -34,6 +34,8 @@ __all__ = [
     "Ack",
     "DataMessage",
     "Shard",
+    "Mode",
+    "Storage",
     "TensorSpec",
     "Tensor",
     "Peer",
@@ -51,6 +53,10 @@ __all__ = [
     "Initialized",
     "ValuesReady",
     "CallFailed",
+    "Command",
+    "ServerCommand",
+    "CommandReply",
+    "CommandDone",
     "ConfigUpdate",
     "ConfigConfirmed",
     "Report",
@@ -65,7 +71,7 @@ __all__ = [
 ]
 
 #: Counts up whenever a message changes; nodes of another number are refused at registration.
-PROTOCOL = 1
+PROTOCOL = 2
 
 # ------------------------------------------------------------------------------------------- data
 
@@ -144,12 +150,32 @@ class Shard(msgspec.Struct, array_like=True, frozen=True):
     stop: int
 
 
+class Mode(str, enum.Enum):
+    """When a push is applied and answered (docs/modes.md)."""
+
+    SYNC = "sync"  #: as a round, when all workers have pushed
+    ASYNC = "async"  #: by itself, at once
+
+
+class Storage(str, enum.Enum):
+    """How values travel; MXNet calls it ``stype``."""
+
+    DEFAULT = "default"  #: all elements
+    ROW_SPARSE = "row_sparse"  #: only the rows that are needed
+
+
 class TensorSpec(msgspec.Struct, array_like=True, frozen=True):
-    """What all ranks must agree on about a key. ``dtype`` is NumPy's name, such as ``float32``."""
+    """What all ranks must agree on about a key. ``dtype`` is NumPy's name, such as ``float32``.
+
+    A ``whole`` tensor lives on one server, which gives it to an updater in one piece.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
+    mode: Mode = Mode.SYNC
+    stype: Storage = Storage.DEFAULT
+    whole: bool = False
 
 
 class Tensor(msgspec.Struct, array_like=True, frozen=True):
@@ -199,12 +225,17 @@ class Refused(msgspec.Struct, array_like=True, frozen=True, tag=3):
 
 
 class Started(msgspec.Struct, array_like=True, frozen=True, tag=4):
-    """Scheduler -> node: all are there. ``session`` is this run's number, unlike any other run's."""
+    """Scheduler -> node: all are there. ``session`` is this run's number, unlike any other run's.
+
+    ``staleness`` and ``deterministic`` are those of :class:`~ps.config.Settings`.
+    """
 
     session: int
     servers: list[Peer]
     config: CommConfig
     deadline_seconds: float
+    staleness: int = -1
+    deterministic: bool = False
 
 
 class Heartbeat(msgspec.Struct, array_like=True, frozen=True, tag=5):
@@ -258,7 +289,7 @@ class ValuesReady(msgspec.Struct, array_like=True, frozen=True, tag=13):
 
 
 class CallFailed(msgspec.Struct, array_like=True, frozen=True, tag=14):
-    """Scheduler -> worker: the barrier or init number ``call`` failed."""
+    """Scheduler -> worker: the barrier, init or command number ``call`` failed."""
 
     call: int
     code: ErrorCode
@@ -310,6 +341,43 @@ class Shutdown(msgspec.Struct, array_like=True, frozen=True, tag=21):
     error: str
 
 
+class Command(msgspec.Struct, array_like=True, frozen=True, tag=22):
+    """Worker -> scheduler: have all servers execute ``name``; answered by ``CommandDone``.
+
+    A ``collective`` command waits for all workers, who must give the same ``agreed`` text; rank 0's ``body`` is the
+    one that counts.
+    """
+
+    call: int
+    name: str
+    agreed: str
+    body: bytes
+    collective: bool
+
+
+class ServerCommand(msgspec.Struct, array_like=True, frozen=True, tag=23):
+    """Scheduler -> server: execute ``name``; ``number`` is the scheduler's. Answered by ``CommandReply``."""
+
+    number: int
+    name: str
+    body: bytes
+
+
+class CommandReply(msgspec.Struct, array_like=True, frozen=True, tag=24):
+    """Server -> scheduler: the command's result, or why it failed where ``error`` is not empty."""
+
+    number: int
+    error: str
+    body: bytes
+
+
+class CommandDone(msgspec.Struct, array_like=True, frozen=True, tag=25):
+    """Scheduler -> worker: command number ``call`` is done; one body per server, by rank."""
+
+    call: int
+    bodies: list[bytes]
+
+
 ControlMessage = Union[
     Register,
     Registered,
@@ -325,6 +393,10 @@ ControlMessage = Union[
     Initialized,
     ValuesReady,
     CallFailed,
+    Command,
+    ServerCommand,
+    CommandReply,
+    CommandDone,
     ConfigUpdate,
     ConfigConfirmed,
     Report,

@@ -4,7 +4,7 @@ Invariants: the shards of a tensor are ascending, gapless and cover it exactly o
 same tensors in the same order get the same shards in every process; and the servers' loads, relative to
 their weights, never differ by more than about the largest shard of a tensor that was not split over all of them.
 
-Two rules, by size. A tensor of at least ``min_shard_bytes`` per server goes to all servers in proportion to their
+Two rules, by size, for tensors that need not stay in one piece. A tensor of at least ``min_shard_bytes`` per server goes to all servers in proportion to their
 weights, so that its transfer uses every wire. A smaller one is split into as many shards as reach that size (often
 one), which go to the servers that would be least loaded with it: the greedy rule of Graham (1969), for machines of
 different speed. MXNet's own store splits by a fixed number of elements and otherwise places by a hash of the key,
@@ -72,8 +72,8 @@ class Placement:
         """Bytes placed on each server so far."""
         return tuple(self._load_bytes)
 
-    def place(self, size_elements: int, itemsize: int) -> list[Shard]:
-        """Return the shards of the next tensor; an empty tensor has one empty shard.
+    def place(self, size_elements: int, itemsize: int, whole: bool = False) -> list[Shard]:
+        """Return the shards of the next tensor: one if it is to be ``whole``; an empty tensor has one empty shard.
 
         Raises
         ------
@@ -82,7 +82,7 @@ class Placement:
         """
         if size_elements < 0 or itemsize < 1:
             raise ValueError(f"cannot place {size_elements} elements of {itemsize} bytes")
-        servers = self._choose(size_elements * itemsize)
+        servers = self._choose(size_elements * itemsize, 1 if whole else len(self._weights))
         shards = []
         start = 0
         for server, stop in zip(servers, self._edges(servers, size_elements, itemsize)):
@@ -92,13 +92,12 @@ class Placement:
                 start = stop
         return shards
 
-    def _choose(self, size_bytes: int) -> list[int]:
-        """Return the servers, ascending, that share a tensor of ``size_bytes``."""
-        num_servers = len(self._weights)
-        count = min(num_servers, max(1, size_bytes // self._min_shard_bytes))
+    def _choose(self, size_bytes: int, most: int) -> list[int]:
+        """Return the servers, ascending and at most so many, that share a tensor of ``size_bytes``."""
+        count = min(most, max(1, size_bytes // self._min_shard_bytes))
         shard_bytes = size_bytes / count
         by_load = sorted(
-            range(num_servers),
+            range(len(self._weights)),
             key=lambda server: ((self._load_bytes[server] + shard_bytes) / self._weights[server], server),
         )
         return sorted(by_load[:count])

@@ -106,6 +106,8 @@ class Scheduler:
             messages.Declare: (Role.WORKER, self._declare),
             messages.Initialized: (Role.WORKER, self._initialized),
             messages.TensorsAdded: (Role.SERVER, self._tensors_added),
+            messages.Command: (Role.WORKER, self._command),
+            messages.CommandReply: (Role.SERVER, self._command_reply),
             messages.ConfigConfirmed: (None, self._config_confirmed),
             messages.Report: (None, self._report),
         }
@@ -232,6 +234,12 @@ class Scheduler:
     def _tensors_added(self, node: Node, message: messages.TensorsAdded, now: float) -> None:
         self._post(self._collectives.added(node.peer.rank, message), now)
 
+    def _command(self, node: Node, message: messages.Command, now: float) -> None:
+        self._post(self._collectives.command(node.peer.rank, message, now), now)
+
+    def _command_reply(self, node: Node, message: messages.CommandReply, now: float) -> None:
+        self._post(self._collectives.replied(node.peer.rank, message), now)
+
     def _suspect(self, node: Node, message: messages.Suspect, now: float) -> None:
         suspect = self._nodes.find(message.peer.role, message.peer.rank)
         if suspect is not None and suspect.state is State.ALIVE:
@@ -317,7 +325,15 @@ class Scheduler:
 
     def _start_message(self) -> messages.Started:
         servers = [node.peer for node in self._nodes.of(Role.SERVER)]
-        return messages.Started(self._nodes.session, servers, self.config, self.settings.deadline_seconds)
+        settings = self.settings
+        return messages.Started(
+            self._nodes.session,
+            servers,
+            self.config,
+            settings.deadline_seconds,
+            settings.staleness,
+            settings.deterministic,
+        )
 
     def _start(self, now: float) -> None:
         self._nodes.started = True

@@ -14,7 +14,7 @@ import dataclasses
 import math
 from typing import Optional, Sequence
 
-from ps.messages import Tensor, TensorSpec
+from ps.messages import Mode, Storage, Tensor, TensorSpec
 from ps.placement import Placement
 from scheduler.wording import ranks_text
 
@@ -114,12 +114,14 @@ class Tensors:
         if len(ranks_by_spec) == 1:
             return ""
         versions = ", ".join(f"{_text(spec)} on {ranks_text(ranks)}" for spec, ranks in ranks_by_spec.items())
-        return f"{entry.name!r} differs between the ranks: {versions}; give all ranks the same shape and dtype"
+        forms = {(spec.shape, spec.dtype) for spec in ranks_by_spec}
+        same = "shape and dtype" if len(forms) > 1 else "kind of store, storage type and optimizer"
+        return f"{entry.name!r} differs between the ranks: {versions}; give all ranks the same {same}"
 
     def place(self, entry: Entry) -> Tensor:
         """Give the agreed name a number and shards."""
         spec = next(iter(entry.specs.values()))
-        shards = self._placement.place(math.prod(spec.shape), ITEMSIZE[spec.dtype])
+        shards = self._placement.place(math.prod(spec.shape), ITEMSIZE[spec.dtype], spec.whole)
         entry.tensor = Tensor(self._next_id, spec, shards)
         self._next_id += 1
         return entry.tensor
@@ -140,7 +142,12 @@ class Tensors:
 
 
 def _text(spec: TensorSpec) -> str:
-    return f"{spec.shape} {spec.dtype}"
+    text = f"{spec.shape} {spec.dtype}"
+    if spec.mode is not Mode.SYNC:
+        text += f" {spec.mode.value}"
+    if spec.stype is not Storage.DEFAULT:
+        text += f" {spec.stype.value}"
+    return f"{text} whole" if spec.whole else text
 
 
 def _malformed(spec: TensorSpec) -> str:

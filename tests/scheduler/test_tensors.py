@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ps.messages import Shard, Tensor, TensorSpec
+from ps.messages import Mode, Shard, Storage, Tensor, TensorSpec
 from ps.placement import Placement
 from scheduler.tensors import Tensors
 
@@ -103,3 +103,23 @@ def test_a_tensor_without_its_first_value_is_void_when_worker_0_gives_up_and_its
     again = book.declare(0, A)
     book.declare(1, A)
     assert book.place(again).id == 1
+
+
+def test_a_disagreement_about_the_mode_or_the_storage() -> None:
+    book = tensors(3)
+    book.declare(0, A)
+    book.declare(1, TensorSpec("a", (4,), "float32", mode=Mode.ASYNC))
+    entry = book.declare(2, TensorSpec("a", (4,), "float32", stype=Storage.ROW_SPARSE, whole=True))
+    assert book.disagreement(entry) == (
+        "'a' differs between the ranks: (4,) float32 on worker 0, (4,) float32 async on worker 1,"
+        " (4,) float32 row_sparse whole on worker 2; give all ranks the same kind of store, storage type and optimizer"
+    )
+
+
+def test_a_whole_tensor_lives_on_one_server() -> None:
+    book = Tensors(1, Placement(3))
+    shards = []
+    for number in range(3):
+        entry = book.declare(0, TensorSpec(f"w{number}", (1 << 20,), "float32", whole=True))
+        shards += book.place(entry).shards
+    assert shards == [Shard(server, 0, 1 << 20) for server in range(3)]

@@ -1,0 +1,43 @@
+"""What a server may do with gradients other than adding them up: the hook for an optimizer.
+
+A book (:mod:`ps.book`) with an updater keeps a value that the updater changes by each gradient, and answers with that
+value; one without keeps sums. Whoever sets an updater implements this protocol; nothing here knows an optimizer.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Optional, Protocol
+
+from numpy.typing import NDArray
+
+from ps.messages import Shard, Tensor
+
+__all__ = ["Updater", "MakeUpdater"]
+
+
+class Updater(Protocol):
+    """Changes the value of one shard."""
+
+    def update(self, version: int, start: int, stop: int, gradient: NDArray[Any], weight: NDArray[Any]) -> None:
+        """Apply a gradient to elements ``start`` to ``stop`` (of the tensor).
+
+        Parameters
+        ----------
+        version
+            Synchronous: the round, from 1. Asynchronous: how many pushes have begun at this shard, this one included;
+            all ranges of one push have the same number.
+        gradient
+            Of the tensor's dtype, 1-D; only to be read, and not to be kept. Synchronous: the sum of all workers. A
+            whole tensor comes in one piece; of another, each element comes once per version (asynchronous: once per
+            push), in ascending ranges that need not be the same from one version to the next.
+        weight
+            The same elements of the value, to be changed in place. Write each element once, since answers of an
+            asynchronous tensor may be sent from it while this runs.
+        """
+
+    def state(self, slot: int) -> Optional[NDArray[Any]]:
+        """Return array number ``slot``, from 1, of the state, one element for each of the shard; None: no such slot."""
+
+
+#: Returns the updater of a shard: a new one, or one that it returned before.
+MakeUpdater = Callable[[Tensor, Shard], Updater]
