@@ -4,11 +4,11 @@ Invariants: the shards of a tensor are ascending, gapless and cover it exactly o
 same tensors in the same order get the same shards in every process; and the servers' loads, relative to
 their weights, never differ by more than about the largest shard of a tensor that was not split over all of them.
 
-Two rules, by size, for tensors that need not stay in one piece. A tensor of at least ``min_shard_bytes`` per server goes to all servers in proportion to their
-weights, so that its transfer uses every wire. A smaller one is split into as many shards as reach that size (often
-one), which go to the servers that would be least loaded with it: the greedy rule of Graham (1969), for machines of
-different speed. MXNet's own store splits by a fixed number of elements and otherwise places by a hash of the key,
-which balances only on average.
+Two rules, by size, for tensors that need not stay whole. One of at least ``min_shard_bytes`` per server goes to all
+servers in proportion to their weights, so that its transfer uses every wire. A smaller one is split into as many shards
+as reach that size (often one), which go to the servers that would be least loaded with it: the greedy rule of Graham
+(1969), for machines of different speed. MXNet's own store splits by a fixed number of elements and otherwise places by
+a hash of the key, which balances only on average.
 """
 
 from __future__ import annotations
