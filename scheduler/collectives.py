@@ -1,13 +1,16 @@
-"""What all workers do together: barriers and the initialisation of tensors.
+"""What all workers do together: barriers, the initialisation of tensors, and commands to all servers.
 
-Pure: messages and the time go in, messages to send come out. A *call* is one barrier or one ``init`` of one rank; it is
-open until it is answered, with success or with a reason.
+Pure: messages and the time go in, messages to send come out. A *call* is one barrier, one ``init`` or one command of
+one rank; it is open until it is answered, with success or with a reason.
 
 ``init`` in steps: a rank declares some names. A name that all ranks have declared alike is placed, and the servers are
 told. When they all know every name of a call, the call gets its ``Declared``. Rank 0 then sends the first values to the
 servers and says ``Initialized``; a call whose names all have their value gets its ``ValuesReady``. The ranks may group
 names into calls as they like. Where they disagree about a name, every call that holds it fails, the name is forgotten,
 and other names are not affected.
+
+A command goes to every server at once (a *run*), with rank 0's body as soon as all workers have given it alike, or
+for the one that gave it where it is not collective. The calls of a run end when every server has replied.
 
 No call stays open for ever. It ends
 
@@ -54,8 +57,10 @@ class _Call:
     number: int
     since: float
     barrier: Optional[str] = None
-    entries: Sequence[Entry] = ()
+    command: Optional[messages.Command] = None
+    entries: Sequence[Entry] = ()  #: of an ``init``
     declared: bool = False  #: ``Declared`` was sent
+    running: bool = False  #: the servers are at the command
     noticed: bool = False  #: the log has a line about it
 
     @property
@@ -65,7 +70,19 @@ class _Call:
     def __str__(self) -> str:
         if self.barrier is not None:
             return f"barrier({_short(self.barrier)})"
+        if self.command is not None:
+            return f"command({_short(self.command.name)})"
         return f"init({_names(self.entries)})"
+
+
+@dataclasses.dataclass(eq=False)
+class _Run:
+    """A command at the servers."""
+
+    calls: Sequence[_Call]
+    waiting: set[int]  #: servers that have yet to reply
+    bodies: list[bytes]
+    error: str = ""
 
 
 class Collectives:
@@ -89,6 +106,8 @@ class Collectives:
         self._calls: dict[tuple[int, int], _Call] = {}  # by rank and number
         self._additions: dict[int, tuple[set[int], list[Entry]]] = {}  # servers yet to confirm, what they confirm
         self._next_addition = 1
+        self._runs: dict[int, _Run] = {}
+        self._next_run = 1
         self._gone: dict[int, str] = {}  # workers that finished: why nothing can wait for them
         self._lost = ""  # why no call can succeed any more
         self._changed = False
@@ -145,6 +164,40 @@ class Collectives:
             entry.ready = True
         return self._advance()
 
+    def command(self, rank: int, message: messages.Command, now: float) -> list[Post]:
+        """``rank`` has a command for the servers."""
+        call = _Call(rank, message.call, now, command=message, running=not message.collective)
+        if not message.collective:
+            return self._open(call) or self._execute([call])
+        if any(other.rank == rank for other in self._in_command(message.name)):
+            text = f"{call}: worker {rank} waits in this command already"
+            return [Post(Role.WORKER, rank, messages.CallFailed(call.number, ErrorCode.INTERNAL, text))]
+        posts = self._open(call)
+        inside = sorted(self._in_command(message.name), key=lambda other: other.rank)
+        if len(inside) < self._num_workers:
+            return posts
+        differing = _disagreement(inside)
+        if differing:
+            return [post for other in inside for post in self._fail(other, ErrorCode.SETTINGS, differing)]
+        return posts + self._execute(inside)
+
+    def replied(self, server: int, message: messages.CommandReply) -> list[Post]:
+        """``server`` has executed a command."""
+        run = self._runs.get(message.number)
+        if run is None or server not in run.waiting:
+            return []
+        run.waiting.discard(server)
+        run.bodies[server] = message.body
+        if message.error:
+            run.error = run.error or f"server {server}: {message.error}"
+        if run.waiting:
+            return []
+        del self._runs[message.number]
+        open_calls = [call for call in run.calls if call.key in self._calls]
+        if run.error:
+            return [post for call in open_calls for post in self._fail(call, ErrorCode.SETTINGS, run.error)]
+        return [self._complete(call, messages.CommandDone(call.number, run.bodies)) for call in open_calls]
+
     def gone(self, peer: Peer, lost: bool, reason: str) -> list[Post]:
         """A node has finished its part or was lost; answer every call that it leaves without hope."""
         if lost:
@@ -194,11 +247,24 @@ class Collectives:
         tensors = [self._tensors.place(entry) for entry in entries]
         return [Post(Role.SERVER, rank, messages.AddTensors(addition, tensors)) for rank in range(self._num_servers)]
 
+    def _execute(self, calls: Sequence[_Call]) -> list[Post]:
+        """Have the servers execute the command of ``calls``, the first of which has the body."""
+        command = calls[0].command
+        assert command is not None
+        for call in calls:
+            call.running = True
+        number = self._next_run
+        self._next_run += 1
+        servers = range(self._num_servers)
+        self._runs[number] = _Run(calls, set(servers), [b""] * self._num_servers)
+        message = messages.ServerCommand(number, command.name, command.body)
+        return [Post(Role.SERVER, rank, message) for rank in servers]
+
     def _advance(self) -> list[Post]:
         """Answer every ``init`` that has come further."""
         self._changed = True
         posts = []
-        for call in [call for call in self._calls.values() if call.barrier is None]:
+        for call in [call for call in self._calls.values() if call.barrier is None and call.command is None]:
             if not call.declared and all(entry.added for entry in call.entries):
                 call.declared = True
                 tensors = [entry.tensor for entry in call.entries if entry.tensor is not None]
@@ -254,10 +320,19 @@ class Collectives:
     def _in_barrier(self, name: str) -> list[_Call]:
         return [call for call in self._calls.values() if call.barrier == name]
 
+    def _in_command(self, name: str) -> list[_Call]:
+        """Return the calls that wait for other workers before the servers execute ``name``."""
+        return [
+            call for call in self._calls.values() if call.command and call.command.name == name and not call.running
+        ]
+
     def _needs(self, call: _Call) -> list[int]:
         """Return the ranks that have not yet done their part of a call, other than setting values."""
-        if call.barrier is not None:
-            inside = {other.rank for other in self._in_barrier(call.barrier)}
+        if call.running:
+            return []
+        if call.barrier is not None or call.command is not None:
+            others = self._in_command(call.command.name) if call.command else self._in_barrier(call.barrier or "")
+            inside = {other.rank for other in others}
             return [rank for rank in range(self._num_workers) if rank not in inside]
         return sorted({rank for entry in call.entries for rank in self._tensors.missing(entry)})
 
@@ -271,12 +346,17 @@ class Collectives:
         """Whether servers, or rank 0 with its values, are at work for a call."""
         if call.declared:
             return call.rank == 0
+        if call.command is not None:
+            return call.running
         return call.barrier is None and not any(self._tensors.missing(entry) for entry in call.entries)
 
     def _obstacle(self, call: _Call) -> str:
         """Return what a call waits for: ``waiting for worker 1 to declare 'b'``."""
         if call.barrier is not None:
             return f"waiting for {ranks_text(self._needs(call))} to enter"
+        if call.command is not None:
+            needs = self._needs(call)
+            return f"waiting for {ranks_text(needs)} to call it" if needs else "waiting for the servers"
         for entry in call.entries:
             missing = self._tensors.missing(entry)
             if missing:
@@ -299,6 +379,18 @@ class Collectives:
         elsewhere = self._whereabouts(other for other in self._calls.values() if other.rank in needs)
         meanwhile = f"; meanwhile {'; '.join(elsewhere)}" if elsewhere else ""
         return f"{self._obstacle(call)}, not done after {self._deadline_seconds:g} s{meanwhile}"
+
+
+def _disagreement(calls: Sequence[_Call]) -> str:
+    """Return how ranks differ about their common command; empty where they agree."""
+    ranks: dict[str, list[int]] = {}
+    for call in calls:
+        if call.command is not None:
+            ranks.setdefault(call.command.agreed, []).append(call.rank)
+    if len(ranks) == 1:
+        return ""
+    texts = ", ".join(f"{_short(text)} on {ranks_text(of_text)}" for text, of_text in ranks.items())
+    return f"the ranks differ: {texts}; give all ranks the same"
 
 
 def _short(name: str) -> str:
