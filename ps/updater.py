@@ -38,6 +38,12 @@ class Updater(Protocol):
     def state(self, slot: int) -> Optional[NDArray[Any]]:
         """Return array number ``slot``, from 1, of the state, one element for each of the shard; None: no such slot."""
 
+    def put(self, slot: int, start: int, values: NDArray[Any]) -> None:
+        """Set elements from ``start`` (of the tensor) on of the state's array ``slot``: the reverse of :meth:`state`."""
 
-#: Returns the updater of a shard: a new one, or one that it returned before.
-MakeUpdater = Callable[[Tensor, Shard], Updater]
+    def settings(self, body: bytes) -> None:
+        """Take the settings that worker 0 sent before its push, for this push and those after it."""
+
+
+#: Returns the updater of a shard: a new one, or one that it returned before; None where the shard keeps sums.
+MakeUpdater = Callable[[Tensor, Shard], Optional[Updater]]
