@@ -257,7 +257,6 @@ class CommunicationLoop:
         poller.register(membership.socket, zmq.POLLIN)
         for server in self._servers:
             poller.register(server.lane.socket, zmq.POLLIN)
-            poller.register(server.lane.monitor, zmq.POLLIN)
         now = time.monotonic()
         while now < self._stop_at:
             ready = self._poll(poller)
@@ -267,8 +266,6 @@ class CommunicationLoop:
             while self._inbox:
                 self._inbox.popleft()()
             for server in self._servers:
-                if server.lane.monitor in ready:
-                    self._connection_changed(server)
                 if server.lane.socket in ready:
                     self._receive(server, now)
             if membership.socket in ready or now >= self._next_check:
@@ -617,6 +614,7 @@ class CommunicationLoop:
 
     def _check(self, now: float) -> None:
         for server in self._servers:
+            self._connection_changed(server)
             if self._active and now - server.heard_at > PROBE_SECONDS:
                 server.heard_at = now
                 self._greet(server)

@@ -54,8 +54,8 @@ class CommConfig(msgspec.Struct, frozen=True, kw_only=True):
     Raises
     ------
     ValueError
-        From the constructor (and ``msgspec.ValidationError``, a ValueError, from decoding) when a value
-        is not an integer or is out of range.
+        From the constructor (``msgspec.ValidationError`` from decoding) when a value is not an integer or is out of
+        range. ``msgspec.structs.replace`` checks only in new versions of msgspec.
     """
 
     partition_bytes: int = 512 * KIB

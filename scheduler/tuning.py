@@ -174,8 +174,8 @@ class Tuning:
         predicted = proposal.predicted_speedup
         if predicted is not None and not (isinstance(predicted, float) and _is_quantity(predicted)):
             raise ValueError(f"predicted_speedup must be a finite number or None, not {predicted!r}")
-        # Made anew, since a frozen struct can be forced and need not be what its constructor accepted.
-        return replace(proposal.config, epoch=self.config.epoch + 1)
+        # Made anew by the constructor, which validates: a frozen struct can be forced to hold anything.
+        return CommConfig(**{**asdict(proposal.config), "epoch": self.config.epoch + 1})
 
     def _refuse(self, reason: str, now: float) -> None:
         self._events(Refused(**self._stamp(now), reason=reason))

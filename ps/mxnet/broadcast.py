@@ -73,7 +73,7 @@ def broadcast_parameters(params: Any, root_rank: int = 0) -> None:
         for name, handle in handles.items():
             value = handle.wait()
             for copy in arrays[name]:
-                mx.nd.array(value, dtype=copy.dtype).copyto(copy)  # copy[:] fails on a layout of oneDNN
+                mx.nd.array(value, dtype=copy.dtype).copyto(copy.as_nd_ndarray())  # copy[:] fails on a layout of oneDNN
     for param in params.values():
         if getattr(param, "grad_req", "") == "null":
             connection.keep_own(param.list_data())

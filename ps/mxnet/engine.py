@@ -29,7 +29,6 @@ from typing import Any, Callable, Optional, Sequence
 import mxnet as mx
 from mxnet.base import _LIB, NDArrayHandle, check_call
 
-from ps import errors
 from ps.errors import AutoByteError, Closed
 
 __all__ = ["Completion", "push", "drain", "abandon", "errors_reach_waiters"]
@@ -47,7 +46,7 @@ class _Context(ctypes.Structure):
     _fields_ = (("device_type", ctypes.c_int), ("device_id", ctypes.c_int32))
 
 
-_StartFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+_StartFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.POINTER(_OnComplete), ctypes.c_void_p)
 _DeleterFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _CompleteFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 
@@ -55,11 +54,15 @@ _CPU = _Context(1, 0)
 #: FnProperty::kCPUPrioritized: threads of their own, so that a callback does not queue behind the backward pass.
 _PRIORITIZED = ctypes.c_int(3)
 
-# MXNet turns "PeerLost: text" into the Python class that is registered as "PeerLost".
-for _name in errors.__all__:
-    _class = getattr(errors, _name)
-    if isinstance(_class, type) and issubclass(_class, AutoByteError):
-        mx.error.register(_name, _class)
+
+def _register(error: type[AutoByteError]) -> None:
+    """Have MXNet raise ``error("text")`` where a C++ error says ``"<its name>: text"``."""
+    mx.error.register(error.__name__, lambda message: error(message.split(": ", 1)[-1]))
+
+
+_register(AutoByteError)
+for _subclass in AutoByteError.__subclasses__():
+    _register(_subclass)
 
 
 class Completion:
@@ -103,9 +106,9 @@ _changed = threading.Condition()
 
 
 @_StartFunction  # type: ignore[untyped-decorator]
-def _start(_: int, on_complete: int, number: int) -> None:
+def _start(_: int, on_complete: ctypes._Pointer[_OnComplete], number: int) -> None:
     operation = _operations[number]
-    completion = operation.completion = Completion(_OnComplete.from_buffer_copy(ctypes.string_at(on_complete, 24)))
+    completion = operation.completion = Completion(_OnComplete.from_buffer_copy(on_complete.contents))
     try:
         operation.start(completion)
     except BaseException as error:

@@ -1,16 +1,14 @@
-"""Fixtures of the plugin's tests, which are skipped where MXNet is not installed."""
+"""Fixtures of the plugin's tests: a store whose worker is a fake, in this process or in one of its own."""
 
 import contextlib
 import os
 import subprocess
 import sys
 
-import pytest
-
-# before mxnet: on Python 3.12 it makes that importable
-pytest.importorskip("ps.mxnet", reason="MXNet is not installed: pip install 'autobyte[mxnet]'")
+import ps.mxnet  # noqa: F401  # isort: skip (before mxnet: on Python 3.12 it makes that importable)
 
 import mxnet as mx
+import pytest
 
 from ps.mxnet import broadcast, connection, engine
 from tests.cluster.harness import ROOT

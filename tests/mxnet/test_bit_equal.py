@@ -25,7 +25,6 @@ from ps.config import CommConfig
 from tests.mxnet.training import MODELS, together
 
 store = mx.kv.create("dist_sync_autobyte")
-worker = ps.mxnet.connection.connect().worker
 change = {change} if store.rank == 1 else None
 for model in MODELS:
     print(model, together(model, store, change))
@@ -52,7 +51,7 @@ def alone():
         ),
         pytest.param(
             {"AUTOBYTE_PARTITION_BYTES": "40963", "AUTOBYTE_FUSION_BYTES": "0"},
-            "lambda: worker.configure(CommConfig(partition_bytes=1 << 20, credit_bytes=3 << 20))",
+            "lambda: store.worker.configure(CommConfig(partition_bytes=1 << 20, credit_bytes=3 << 20))",
             id="changed-on-one-worker",
         ),
     ],

@@ -93,3 +93,12 @@ def test_parameter_without_values_is_an_error_that_says_what_to_do(worker):
 def test_root_that_does_not_exist(worker):
     with pytest.raises(ValueError, match="root_rank must be 0 to 1, not 2"):
         ps.mxnet.broadcast_parameters({}, root_rank=2)
+
+
+def test_parameters_of_mxnets_numpy_interface(ranks):
+    ranks(1, 0)
+    with mx.util.np_shape(True), mx.util.np_array(True):
+        layer = mx.gluon.nn.Dense(1, in_units=2)
+        layer.initialize()
+        ps.mxnet.broadcast_parameters(layer)
+        assert layer.weight.data().asnumpy().tolist() == [[5, 5]]

@@ -82,7 +82,7 @@ def test_a_node_asks_for_the_rank_of_its_own_role() -> None:
 def test_a_configuration_out_of_range_cannot_be_made_or_decoded(name: str, value: object) -> None:
     with pytest.raises(ValueError, match=f"{name} must be an integer from "):
         CommConfig(**{name: value})  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=name):
+    with pytest.raises(msgspec.ValidationError, match=name):
         msgspec.msgpack.decode(msgspec.msgpack.encode({name: value}), type=CommConfig)
 
 
