@@ -95,7 +95,7 @@ class _Server:
     def __init__(self, peer: messages.Peer, lane: WorkerLane) -> None:
         self.peer = peer
         self.lane = lane
-        self.neighbour = Neighbour()
+        self.neighbour = Neighbour(f"server {peer.rank}")
         self.receiver = Receiver()
         self.heard_at = 0.0
 

@@ -47,10 +47,10 @@ class _Worker:
 
     __slots__ = ("identity", "near", "neighbour", "receiver")
 
-    def __init__(self) -> None:
+    def __init__(self, rank: int) -> None:
         self.identity = b""  # empty until its hello has come
         self.near = False
-        self.neighbour = Neighbour()
+        self.neighbour = Neighbour(f"worker {rank}")
         self.receiver = Receiver()
 
 
@@ -59,7 +59,7 @@ class Server:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self._workers = [_Worker() for _ in range(settings.num_workers)]
+        self._workers = [_Worker(rank) for rank in range(settings.num_workers)]
         self._rank_of: dict[bytes, int] = {}
         self._memory = Arena()
         self._traffic = Traffic(settings, range(settings.num_workers), bounded_skew=False, now=time.monotonic())

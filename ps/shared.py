@@ -150,6 +150,11 @@ class Arena:
 class Neighbour:
     """The memory of one peer, as far as both sides can read each other's.
 
+    Parameters
+    ----------
+    name
+        What the peer is called in errors, such as ``worker 1``.
+
     Attributes
     ----------
     reads_ours
@@ -158,7 +163,8 @@ class Neighbour:
         Whether this process can read the peer's.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        self.name = name
         self.reads_ours = False
         self.readable = False
         self._pid = 0
@@ -175,7 +181,7 @@ class Neighbour:
         try:
             nonce = self._read(probe.place)[:NONCE_BYTES].tobytes()
         except SharedMemoryError as error:
-            log.info("payload goes through the socket: %s", error)
+            log.info("payload of %s comes through the socket: %s", self.name, error)
             return False
         self.readable = len(nonce) == NONCE_BYTES and nonce == probe.nonce
         return self.readable
@@ -189,22 +195,22 @@ class Neighbour:
             There is none that this process may read.
         """
         if not self.readable:
-            raise SharedMemoryError("a peer refers to shared memory, and has not proved that it has any")
+            raise SharedMemoryError(f"{self.name} refers to shared memory, but has not proved that it has any")
         return self._read(place)
 
     def _read(self, place: Place) -> NDArray[np.uint8]:
         segment = self._segments.get((place.fd, place.inode))
         if segment is None:
             if len(self._segments) >= MAX_SEGMENTS:
-                raise SharedMemoryError(f"process {self._pid} shares more than {MAX_SEGMENTS} files")
+                raise SharedMemoryError(f"{self.name} shares more than {MAX_SEGMENTS} files")
             try:
                 segment = _map(self._pid, place)
             except (OSError, ValueError, OverflowError) as error:
-                raise SharedMemoryError(f"cannot read memory of process {self._pid}: {error}") from None
+                raise SharedMemoryError(f"cannot read memory of {self.name}: {error}") from None
             self._segments[place.fd, place.inode] = segment
         if not 0 <= place.offset <= segment.size:
             raise SharedMemoryError(
-                f"process {self._pid} refers to byte {place.offset} of a shared file of {segment.size} bytes"
+                f"{self.name} refers to byte {place.offset} of a shared file of {segment.size} bytes"
             )
         return segment[place.offset :]
 
