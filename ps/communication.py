@@ -38,6 +38,7 @@ from ps.membership import Membership
 from ps.messages import SpanKind, Tensor, TensorSpec
 from ps.operation import Handle, Operation
 from ps.partition import cut
+from ps.shared import Arena, Neighbour
 from ps.traffic import Traffic
 from ps.transport import WorkerLane, new_context
 
@@ -89,11 +90,12 @@ class _Call:
 class _Server:
     """One server as this worker sees it."""
 
-    __slots__ = ("peer", "lane", "receiver", "heard_at")
+    __slots__ = ("peer", "lane", "neighbour", "receiver", "heard_at")
 
     def __init__(self, peer: messages.Peer, lane: WorkerLane) -> None:
         self.peer = peer
         self.lane = lane
+        self.neighbour = Neighbour(f"server {peer.rank}")
         self.receiver = Receiver()
         self.heard_at = 0.0
 
@@ -107,6 +109,7 @@ class CommunicationLoop:
         self.rank = -1
         self.deadline_seconds = settings.deadline_seconds
         self.tensors: dict[str, Tensor] = {}
+        self.memory = Arena()
         self._started = threading.Event()
         self._start_error: Optional[BaseException] = None
         self._inbox: collections.deque[Callable[[], None]] = collections.deque()
@@ -300,7 +303,16 @@ class CommunicationLoop:
     def _greet(self, server: _Server, answer: bool = True) -> None:
         """Tell a server what is expected from it next, and ask for the same."""
         near = server.lane.near
-        hello = messages.Hello(self.settings.job, self._session, self.rank, server.receiver.expected, answer, near)
+        hello = messages.Hello(
+            self.settings.job,
+            self._session,
+            self.rank,
+            server.receiver.expected,
+            answer,
+            near,
+            self.memory.probe if near else None,
+            server.neighbour.readable,
+        )
         server.lane.send(messages.encode(hello), None)
 
     def _connection_changed(self, server: _Server) -> None:
@@ -335,7 +347,8 @@ class CommunicationLoop:
         if hello.session != self._session or hello.job != self.settings.job:
             self.traffic.counters.malformed()
             return
-        if hello.answer:
+        readable = server.lane.near and server.neighbour.greeted(hello.probe, hello.reads)
+        if hello.answer or readable:
             self._greet(server, answer=False)
         for message in self.traffic.resume(server.peer.rank, hello.expected, now):
             server.lane.send(message.header, message.payload)
@@ -348,26 +361,31 @@ class CommunicationLoop:
                 self._greet(server)
             return
         spans = message.spans
-        if len(spans) == 1 and spans[0].kind is SpanKind.RESULT:
+        if len(spans) == 1 and spans[0].kind is SpanKind.RESULT and spans[0].place is None:
             span = spans[0]
             key, target = self._target(span)
             if key is None or target is None:
                 lane.drop_payload()
-            elif not lane.payload_into(target):
+            elif not lane.payload_into(target.data):
                 raise AutoByteError(f"server {server.peer.rank} sent a payload that is not as long as its span {span}")
             else:
                 self._advance(key, span.count)
                 self.traffic.received(target.nbytes)
             return
-        payload = lane.payload() if any(span.kind.has_payload for span in spans) else None
+        payload = lane.payload()
         lane.drop_payload()
-        offset = 0
+        offset = taken = 0
         for span in spans:
-            offset = self._receive_span(span, payload, offset)
-        self.traffic.received(offset)
+            if span.place is None:
+                end = self._receive_span(span, payload, offset)
+                taken += end - offset
+                offset = end
+            else:
+                taken += self._receive_span(span, server.neighbour.memory(span.place).data, 0)
+        self.traffic.received(taken)
 
     def _receive_span(self, span: messages.Span, payload: Optional[memoryview], offset: int) -> int:
-        """Take one of several spans, its payload at ``offset``; return the offset behind it."""
+        """Take one span, its payload at ``offset``; return the offset behind it."""
         end = offset
         if span.kind is SpanKind.ERROR:
             end += span.count
@@ -384,13 +402,15 @@ class CommunicationLoop:
                 raise AutoByteError(f"a server sent a result that nobody asked for: {span}")
             end += span.count * known.itemsize
             if key is not None and target is not None:
-                target[:] = payload[offset:end]
+                if end > payload.nbytes:
+                    raise AutoByteError(f"a server sent a payload that is shorter than its span {span}")
+                np.copyto(target, np.frombuffer(payload, np.uint8, target.size, offset))
                 self._advance(key, span.count)
         else:
             self.traffic.counters.malformed()
         return end
 
-    def _target(self, span: messages.Span) -> tuple[Optional[_Key], Optional[memoryview]]:
+    def _target(self, span: messages.Span) -> tuple[Optional[_Key], Optional[NDArray[np.uint8]]]:
         """Return the key that an answer is for and where its payload goes; (None, None) for a late answer."""
         key = self._keys.get(span.tensor_id)
         operation = key.active if key is not None else None
@@ -400,7 +420,7 @@ class CommunicationLoop:
             raise AutoByteError(f"{operation}: a server answered with {span}, but the tensor has {key.size} elements")
         if operation.receive is None:
             return key, None
-        return key, operation.receive[span.start : span.start + span.count].view(np.uint8).data
+        return key, operation.receive[span.start : span.start + span.count].view(np.uint8)
 
     def _advance(self, key: _Key, elements: int) -> None:
         operation = key.active
@@ -444,7 +464,10 @@ class CommunicationLoop:
         operation.started_at = now
         key.active = operation
         self._active[tensor.id] = operation
-        payload = None if operation.send is None else operation.send.view(np.uint8).data
+        payload = place = None
+        if operation.send is not None:
+            payload = operation.send.view(np.uint8).data
+            place = self.memory.place(operation.send)
         itemsize = key.itemsize
         for shard in tensor.shards:
             if shard.start == shard.stop:
@@ -453,7 +476,18 @@ class CommunicationLoop:
                 ranges = iter(((shard.start, shard.stop - shard.start),))
             else:
                 ranges = cut(shard.start, shard.stop, itemsize, self.traffic.config.partition_bytes)
-            transfer = Transfer(kind, tensor.id, operation.version, operation.priority, itemsize, 0, payload, ranges)
+            reads = self._servers[shard.server].neighbour.reads_ours
+            transfer = Transfer(
+                kind,
+                tensor.id,
+                operation.version,
+                operation.priority,
+                itemsize,
+                0,
+                payload,
+                ranges,
+                place if reads else None,
+            )
             self.traffic.put(shard.server, transfer, now)
 
     def _finish(self, key: _Key, error: Optional[AutoByteError]) -> None:

@@ -23,7 +23,7 @@ out of range is inf (or wraps, for integers), as NumPy has it; whether NumPy war
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +39,8 @@ class LedgerError(ValueError):
 
 class Ledger:
     """The book of elements ``start`` to ``stop`` of tensor ``name``, pushed by ``num_workers`` workers.
+
+    ``empty(size, dtype)`` allocates the two buffers that answers are sent from.
 
     Attributes
     ----------
@@ -56,6 +58,7 @@ class Ledger:
         "stop",
         "dtype",
         "num_workers",
+        "_empty",
         "version",
         "opened_at",
         "duplicates",
@@ -67,7 +70,15 @@ class Ledger:
         "_end",
     )
 
-    def __init__(self, name: str, start: int, stop: int, dtype: np.dtype[Any], num_workers: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        start: int,
+        stop: int,
+        dtype: np.dtype[Any],
+        num_workers: int,
+        empty: Callable[[int, np.dtype[Any]], Array] = np.empty,
+    ) -> None:
         dtype = np.dtype(dtype)
         if not 0 <= start <= stop:
             raise LedgerError(f"{name!r}: a shard of elements {start} to {stop}; expected 0 <= start <= stop")
@@ -80,6 +91,7 @@ class Ledger:
         self.stop = stop
         self.dtype = dtype
         self.num_workers = num_workers
+        self._empty = empty
         self.version = 0
         self.opened_at: Optional[float] = None
         self.duplicates = 0
@@ -119,7 +131,7 @@ class Ledger:
                 f"expected elements from {self._filled} up to {self.stop}, {self.dtype}"
             )
         if start == self.start:
-            self._value = np.empty(self.stop - self.start, self.dtype)
+            self._value = self._empty(self.stop - self.start, self.dtype)
         self._value[start - self.start : end - self.start] = values
         self._filled = end
         return self.initialized
@@ -192,7 +204,7 @@ class Ledger:
     def _open(self, now: float) -> None:
         self.opened_at = now
         if self._result is None:
-            self._result = np.empty_like(self._value)
+            self._result = self._empty(self._value.size, self.dtype)
         if self.dtype != np.float16:
             self._sums = self._result
         elif self._sums is None:

@@ -26,7 +26,7 @@ from heapq import heappop, heappush
 from typing import Iterable, Iterator, Optional, Union
 
 from ps.config import MIB, CommConfig
-from ps.messages import Data, Span, SpanKind, encode
+from ps.messages import Data, Place, Span, SpanKind, encode
 
 __all__ = ["Transfer", "Message", "Link", "LinkGroup", "Receiver", "MESSAGE_BYTES", "MAX_SPANS"]
 
@@ -53,6 +53,8 @@ class Transfer:
         Bytes of the elements (a memoryview of format ``B``), or None for kinds without payload.
     ranges
         (start, count) in elements, ascending; consumed lazily. An ``ERROR`` has one range (0, payload bytes).
+    place
+        Where ``payload`` begins in shared memory, if the peer can read it there: then it is not sent.
     """
 
     __slots__ = (
@@ -64,6 +66,7 @@ class Transfer:
         "origin",
         "payload",
         "ranges",
+        "place",
         "queued_at",
         "next_range",
         "next_bytes",
@@ -79,6 +82,7 @@ class Transfer:
         origin: int,
         payload: Optional[memoryview],
         ranges: Iterator[tuple[int, int]],
+        place: Optional[Place] = None,
     ) -> None:
         self.kind = kind
         self.tensor_id = tensor_id
@@ -88,6 +92,7 @@ class Transfer:
         self.origin = origin
         self.payload = payload
         self.ranges = ranges
+        self.place = place
         self.queued_at = 0.0
         self.next_range: Optional[tuple[int, int]] = None
         self.next_bytes = 0  #: payload bytes of the next partition
@@ -126,7 +131,7 @@ class Message:
     Attributes
     ----------
     parts
-        Payload of the spans that have one, in their order.
+        Payload of the spans that bring it along, in their order.
     nbytes
         Payload and ``MESSAGE_BYTES``.
     alone
@@ -256,11 +261,17 @@ class Link:
         while True:
             transfer = queue[0][2]
             start, count, nbytes, partitions = transfer.take(join_bytes)
-            spans.append(Span(transfer.kind, transfer.tensor_id, transfer.version, start, count, transfer.priority))
+            place = transfer.place
             if transfer.payload is not None:
                 offset = (start - transfer.origin) * transfer.itemsize
-                parts.append(transfer.payload[offset : offset + nbytes])
+                if place is None:
+                    parts.append(transfer.payload[offset : offset + nbytes])
+                else:
+                    place = Place(place.fd, place.inode, place.offset + offset)
                 payload_bytes += nbytes
+            spans.append(
+                Span(transfer.kind, transfer.tensor_id, transfer.version, start, count, transfer.priority, place)
+            )
             self.partitions_sent += partitions
             # a loop may queue after its turn's now
             self.queue_wait_seconds += partitions * max(0.0, now - transfer.queued_at)

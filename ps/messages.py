@@ -3,7 +3,8 @@
 Two conversations:
 
 * **data**, between a worker and a server: a header frame (a :data:`DataMessage`) and, for :class:`Data`
-  only, one payload frame that holds the raw elements of its spans one after the other;
+  only, one payload frame that holds the raw elements of its spans one after the other, except of those whose
+  payload the receiver finds in the sender's shared memory (:mod:`ps.shared`);
 * **control**, between a node and the scheduler: one frame, a :data:`ControlMessage`.
 
 All are msgspec structs encoded as MessagePack arrays: typed, bounded, and decoding runs no code of the
@@ -28,7 +29,9 @@ from ps.stats import Observation
 __all__ = [
     "PROTOCOL",
     "SpanKind",
+    "Place",
     "Span",
+    "Probe",
     "Hello",
     "Data",
     "Ack",
@@ -92,12 +95,21 @@ class SpanKind(enum.IntEnum):
         return self <= SpanKind.ERROR
 
 
+class Place(msgspec.Struct, array_like=True, frozen=True):
+    """Where payload lies in the sender's shared memory: descriptor and inode of its file, and offset in bytes."""
+
+    fd: int
+    inode: int
+    offset: int
+
+
 class Span(msgspec.Struct, array_like=True, frozen=True):
     """A range of elements of one tensor at one version.
 
     ``start`` counts elements from the beginning of the *tensor* (not of the shard); ``count`` is the number
     of elements, except for ``ERROR``, where it is the number of payload bytes. ``priority`` is MXNet's: larger is
     more urgent (Gluon passes ``-i``); the server's answer travels with the priority of the request.
+    ``place`` is set where the payload is not in the message.
     """
 
     kind: SpanKind
@@ -106,6 +118,15 @@ class Span(msgspec.Struct, array_like=True, frozen=True):
     start: int
     count: int
     priority: int
+    place: Optional[Place] = None
+
+
+class Probe(msgspec.Struct, array_like=True, frozen=True):
+    """A try of the sender's shared memory: who reads ``nonce`` at ``place`` of process ``pid`` can read all of it."""
+
+    pid: int
+    place: Place
+    nonce: bytes
 
 
 class Hello(msgspec.Struct, array_like=True, frozen=True, tag=1):
@@ -114,6 +135,8 @@ class Hello(msgspec.Struct, array_like=True, frozen=True, tag=1):
     ``expected`` is the sequence number that the sender of the hello expects to receive next; ``session`` is
     the number that the scheduler gave the worker at registration, so a leftover of another run is refused.
     ``answer`` asks the receiver for a hello in return; ``near`` says that both are on one host.
+    Then ``probe`` is there to try whether the sender's memory can be read, and ``reads`` says that it can read the
+    receiver's.
     """
 
     job: str
@@ -122,10 +145,12 @@ class Hello(msgspec.Struct, array_like=True, frozen=True, tag=1):
     expected: int
     answer: bool
     near: bool
+    probe: Optional[Probe] = None
+    reads: bool = False
 
 
 class Data(msgspec.Struct, array_like=True, frozen=True, tag=2):
-    """A numbered message: spans, whose payload follows in the second frame in the same order."""
+    """A numbered message: spans, whose payload follows in the second frame in the same order where it has no place."""
 
     seq: int
     spans: list[Span]

@@ -29,6 +29,7 @@ from ps.membership import Membership
 from ps.messages import Span
 from ps.network import bind_host
 from ps.shards import Answer, ShardBook
+from ps.shared import Arena, Neighbour, SharedMemoryError
 from ps.traffic import Traffic
 from ps.transport import ServerLane, keep_freed_memory, new_context
 
@@ -44,11 +45,12 @@ CHECK_SECONDS = 0.25
 class _Worker:
     """One worker as this server sees it."""
 
-    __slots__ = ("identity", "near", "receiver")
+    __slots__ = ("identity", "near", "neighbour", "receiver")
 
-    def __init__(self) -> None:
+    def __init__(self, rank: int) -> None:
         self.identity = b""  # empty until its hello has come
         self.near = False
+        self.neighbour = Neighbour(f"worker {rank}")
         self.receiver = Receiver()
 
 
@@ -57,8 +59,9 @@ class Server:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self._workers = [_Worker() for _ in range(settings.num_workers)]
+        self._workers = [_Worker(rank) for rank in range(settings.num_workers)]
         self._rank_of: dict[bytes, int] = {}
+        self._memory = Arena()
         self._traffic = Traffic(settings, range(settings.num_workers), bounded_skew=False, now=time.monotonic())
         self._next_check = 0.0
         self._ending: Optional[str] = None
@@ -73,7 +76,9 @@ class Server:
             try:
                 self.rank, started = self._membership.register(lambda: self._ending)
                 self._session = started.session
-                self._book = ShardBook(self.rank, self.settings.num_workers, started.deadline_seconds)
+                self._book = ShardBook(
+                    self.rank, self.settings.num_workers, started.deadline_seconds, self._memory.empty
+                )
                 self._traffic.counters.rank = self.rank
                 self._traffic.configure(started.config)
                 with np.errstate(all="ignore"):  # a sum that overflows is inf, or wraps around, as in any other sum
@@ -160,7 +165,8 @@ class Server:
         worker.near = hello.near
         self._traffic.set_near(hello.rank, hello.near)
         self._rank_of[identity] = hello.rank
-        if hello.answer:
+        readable = worker.neighbour.greeted(hello.probe, hello.reads)
+        if hello.answer or readable:
             self._greet(hello.rank, answer=False)
         try:
             again = self._traffic.resume(hello.rank, hello.expected, now)
@@ -174,30 +180,47 @@ class Server:
     def _greet(self, rank: int, answer: bool) -> None:
         worker = self._workers[rank]
         hello = messages.Hello(
-            self.settings.job, self._session, self.rank, worker.receiver.expected, answer, worker.near
+            self.settings.job,
+            self._session,
+            self.rank,
+            worker.receiver.expected,
+            answer,
+            worker.near,
+            self._memory.probe if worker.near else None,
+            worker.neighbour.readable,
         )
         self._lane.send(worker.identity, messages.encode(hello), None)
 
     def _receive_data(self, rank: int, message: messages.Data, payload: Optional[memoryview], now: float) -> None:
-        offset = 0
+        offset = taken = 0
         began = time.perf_counter()
         for span in message.spans:
             try:
-                answers, offset = self._book.take(rank, span, payload, offset, now)
-            except LedgerError as error:
+                if span.place is None:
+                    answers, end = self._book.take(rank, span, payload, offset, now)
+                    taken += end - offset
+                    offset = end
+                else:
+                    memory = self._workers[rank].neighbour.memory(span.place)
+                    answers, nbytes = self._book.take(rank, span, memory, 0, now)
+                    taken += nbytes
+            except (LedgerError, SharedMemoryError) as error:
                 self._refuse(rank, span, error, now)
                 return
             for answer in answers:
                 self._answer(answer, now)
-        self._traffic.received(offset)
-        self._traffic.counters.summed(offset, time.perf_counter() - began)
+        self._traffic.received(taken)
+        self._traffic.counters.summed(taken, time.perf_counter() - began)
 
-    def _refuse(self, rank: int, span: Span, error: LedgerError, now: float) -> None:
+    def _refuse(self, rank: int, span: Span, error: ValueError, now: float) -> None:
         log.warning("%s", error)
         self._answer(Answer.failure(rank, span, ErrorCode.TENSOR, str(error)), now)
 
     def _answer(self, answer: Answer, now: float) -> None:
-        self._traffic.put(answer.rank, answer.transfer(self._traffic.config), now)
+        place = None
+        if answer.values is not None and self._workers[answer.rank].neighbour.reads_ours:
+            place = self._memory.place(answer.values)
+        self._traffic.put(answer.rank, answer.transfer(self._traffic.config, place), now)
 
     # -------------------------------------------------------------------------- from the scheduler
 

@@ -10,7 +10,7 @@ range of it that is complete has been pushed, hence asked for, by every worker.
 
 from __future__ import annotations
 
-from typing import Any, Iterator, Optional
+from typing import Any, Callable, Iterator, Optional, Union
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,12 +19,13 @@ from ps.config import CommConfig
 from ps.errors import ErrorCode
 from ps.ledger import Ledger, LedgerError
 from ps.link import Transfer
-from ps.messages import Span, SpanKind, Tensor
+from ps.messages import Place, Span, SpanKind, Tensor
 from ps.partition import cut
 
 __all__ = ["Answer", "ShardBook"]
 
 Array = NDArray[Any]
+Buffer = Union[memoryview, NDArray[np.uint8]]
 
 #: After this long a line in the log says who is waited for.
 SLOW_SECONDS = 10.0
@@ -66,8 +67,8 @@ class Answer:
         payload = np.frombuffer(bytes([code]) + text.encode("utf-8", "replace"), np.uint8)
         return cls.of(rank, SpanKind.ERROR, request, 0, payload.size, payload)
 
-    def transfer(self, config: CommConfig) -> Transfer:
-        """Return this answer as work for a link, cut by ``config``."""
+    def transfer(self, config: CommConfig, place: Optional[Place]) -> Transfer:
+        """Return this answer as work for a link, cut by ``config``; ``place`` is where its receiver can read it."""
         stop = self.start + self.count
         if self.values is None or self.kind is SpanKind.ERROR:
             itemsize = 1
@@ -76,7 +77,9 @@ class Answer:
             itemsize = self.values.itemsize
             ranges = cut(self.start, stop, itemsize, config.partition_bytes)
         payload = None if self.values is None else self.values.view(np.uint8).data
-        return Transfer(self.kind, self.tensor_id, self.version, self.priority, itemsize, self.start, payload, ranges)
+        return Transfer(
+            self.kind, self.tensor_id, self.version, self.priority, itemsize, self.start, payload, ranges, place
+        )
 
 
 class _Shard:
@@ -93,12 +96,19 @@ class _Shard:
 
 
 class ShardBook:
-    """All shards of the server with number ``server``."""
+    """All shards of the server with number ``server``; ``empty(size, dtype)`` allocates what it answers from."""
 
-    def __init__(self, server: int, num_workers: int, deadline_seconds: float) -> None:
+    def __init__(
+        self,
+        server: int,
+        num_workers: int,
+        deadline_seconds: float,
+        empty: Callable[[int, np.dtype[Any]], Array] = np.empty,
+    ) -> None:
         self._server = server
         self._num_workers = num_workers
         self._deadline_seconds = deadline_seconds
+        self._empty = empty
         self._shards: dict[int, _Shard] = {}
         self._gone: dict[int, str] = {}
 
@@ -107,13 +117,12 @@ class ShardBook:
         for tensor in tensors:
             for shard in tensor.shards:
                 if shard.server == self._server and tensor.id not in self._shards:
-                    ledger = Ledger(
-                        tensor.spec.name, shard.start, shard.stop, np.dtype(tensor.spec.dtype), self._num_workers
-                    )
+                    name, dtype = tensor.spec.name, np.dtype(tensor.spec.dtype)
+                    ledger = Ledger(name, shard.start, shard.stop, dtype, self._num_workers, self._empty)
                     self._shards[tensor.id] = _Shard(tensor, ledger, self._num_workers)
 
     def take(
-        self, rank: int, span: Span, payload: Optional[memoryview], offset: int, now: float
+        self, rank: int, span: Span, payload: Optional[Buffer], offset: int, now: float
     ) -> tuple[list[Answer], int]:
         """Take one span of a worker, its payload at byte ``offset``.
 

@@ -7,7 +7,7 @@ caller's thread, given back on the communication thread.
 from __future__ import annotations
 
 import collections
-from typing import Any
+from typing import Any, Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,9 +16,10 @@ __all__ = ["Staging"]
 
 
 class Staging:
-    """A pool of one-dimensional arrays, by dtype and size."""
+    """A pool of one-dimensional arrays, by dtype and size; ``empty(size, dtype)`` allocates them."""
 
-    def __init__(self) -> None:
+    def __init__(self, empty: Callable[[int, np.dtype[Any]], NDArray[Any]]) -> None:
+        self._empty = empty
         self._free: dict[tuple[str, int], collections.deque[NDArray[Any]]] = collections.defaultdict(collections.deque)
 
     def take(self, size: int, dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -26,7 +27,7 @@ class Staging:
         try:
             return self._free[dtype.name, size].pop()
         except IndexError:
-            return np.empty(size, dtype)
+            return self._empty(size, dtype)
 
     def give_back(self, array: NDArray[Any]) -> None:
         """Return an array that nobody uses any more."""

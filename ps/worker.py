@@ -59,7 +59,7 @@ class Worker:
         keep_freed_memory()
         self._loop = CommunicationLoop(settings)
         self._loop.start_and_wait()
-        self._staging = Staging()
+        self._staging = Staging(self._loop.memory.empty)
         self._closed = False
         self._close_lock = threading.Lock()
         # The communication thread shares the interpreter with the training thread: the default of 5 ms
@@ -167,6 +167,13 @@ class Worker:
         """Queue a ready-made operation without any copy or check; for stores built on this class."""
         self._loop.submit(operation)
 
+    def allocate(self, size: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+        """Return a one-dimensional array that servers on this host read without a copy, for :meth:`submit`.
+
+        Its memory is kept as long as the worker: for buffers that are used again and again.
+        """
+        return self._loop.memory.empty(size, dtype)
+
     def barrier(self, name: str = "") -> None:
         """Wait until every worker has entered the barrier of this ``name``.
 
@@ -222,7 +229,7 @@ class Worker:
         handle = Handle(f"{VERBS[kind]}({tensor.spec.name!r})", limit_seconds, result)
 
         def done(error: Optional[AutoByteError]) -> None:
-            if stage is not None:
+            if stage is not None and error is None:  # after an error a server may yet read it
                 self._staging.give_back(stage)
             handle.complete(error)
 

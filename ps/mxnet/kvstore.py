@@ -125,7 +125,8 @@ class AutoByteKVStore(mx.kvstore.KVStore):  # type: ignore[misc]
                 raise TensorError(
                     f"init({name!r}): worker {self.rank} has initialised this key before; its value is unchanged"
                 )
-            entries[name] = stage = Stage(values[0].shape, np.dtype(values[0].dtype))
+            memory = self._connection.worker.allocate(values[0].size, np.dtype(values[0].dtype))
+            entries[name] = stage = Stage(values[0].shape, memory)
             with mx.autograd.pause():
                 stage.fill(values[:1])
         first_values = {}

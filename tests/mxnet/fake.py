@@ -49,6 +49,9 @@ class FakeWorker:
     def tensor(self, name):
         return self.tensors[name]
 
+    def allocate(self, size, dtype):
+        return np.empty(size, dtype)
+
     def submit(self, operation):
         self.seen.append((operation.kind, operation.tensor.spec.name, operation.priority))
         self._queue.put(operation)

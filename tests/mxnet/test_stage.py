@@ -10,9 +10,13 @@ from mxnet.base import _LIB
 from ps.mxnet.stage import Stage
 
 
+def new_stage(shape, dtype="float32"):
+    return Stage(shape, np.empty(int(np.prod(shape)), dtype))
+
+
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int32", "int64", "int8", "uint8"])
 def test_values_of_several_devices_are_added_and_the_result_goes_to_each(dtype):
-    stage = Stage((2, 3), np.dtype(dtype))
+    stage = new_stage((2, 3), dtype)
     values = [
         mx.nd.array([[1, 2, 3], [4, 5, 6]], ctx=mx.cpu(0), dtype=dtype),
         mx.nd.ones((2, 3), ctx=mx.cpu(1), dtype=dtype),
@@ -30,7 +34,7 @@ def test_values_of_several_devices_are_added_and_the_result_goes_to_each(dtype):
 
 def test_fill_is_a_snapshot():
     value = mx.nd.ones((1000,))
-    stage = Stage((1000,), np.dtype("float32"))
+    stage = new_stage((1000,))
     stage.fill([value])
     value[:] = 7
     stage.array.wait_to_read()
@@ -38,7 +42,7 @@ def test_fill_is_a_snapshot():
 
 
 def test_transpose_and_slice():
-    stage = Stage((4, 3), np.dtype("float32"))
+    stage = new_stage((4, 3))
     stage.fill([mx.nd.arange(12).reshape((3, 4)).T])
     stage.array.wait_to_read()
     assert stage.memory.tolist() == [0, 4, 8, 1, 5, 9, 2, 6, 10, 3, 7, 11]
@@ -51,7 +55,7 @@ def test_memory_stays_where_it_is_whatever_layout_onednn_gives_the_weight():
     convolution = mx.gluon.nn.Conv2D(16, 3, in_channels=8)
     convolution.initialize()
     weight = convolution.weight.data()
-    stage = Stage(weight.shape, np.dtype("float32"))
+    stage = new_stage(weight.shape)
     address = stage.memory.ctypes.data
     for _ in range(3):
         convolution(mx.nd.ones((1, 8, 9, 9))).wait_to_read()  # an inference: the weight is laid out anew
@@ -65,7 +69,7 @@ def test_memory_stays_where_it_is_whatever_layout_onednn_gives_the_weight():
 
 
 def test_memory_outlives_the_stage():
-    memory = Stage((100_000,), np.dtype("float32")).memory
+    memory = new_stage((100_000,)).memory
     memory[:] = 3
     for _ in range(5):
         mx.nd.zeros((100_000,)).wait_to_read()

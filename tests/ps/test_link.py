@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ps.config import KIB, MIB, CommConfig
 from ps.link import MAX_SPANS, MESSAGE_BYTES, Link, LinkGroup, Message, Receiver, Transfer
-from ps.messages import Data, SpanKind, decode_data
+from ps.messages import Data, Place, SpanKind, decode_data
 from ps.partition import cut
 
 
@@ -429,6 +429,18 @@ def test_no_link_runs_ahead_of_another_that_has_work(data: st.DataObject, credit
         if group.pop(0.0) is None:
             break
     assert not group.queued, "nobody waits for ever"
+
+
+def test_payload_that_has_a_place_is_counted_but_not_sent() -> None:
+    link = Link(0, credit_bytes=1000, fusion_bytes=1000)
+    ranges = iter([(100, 6), (106, 4)])
+    link.put(Transfer(SpanKind.RESULT, 7, 3, 0, 4, 100, memoryview(bytes(40)), ranges, Place(9, 77, 4096)), 0.0)
+    link.put(Transfer(SpanKind.RESULT, 8, 1, 0, 1, 0, memoryview(b"inline"), iter([(0, 6)])), 0.0)
+    message = link.pop(0.0)
+    assert message is not None
+    assert [span.place for span in message.spans] == [Place(9, 77, 4096), Place(9, 77, 4096 + 24), None]
+    assert message.payload == b"inline"
+    assert message.nbytes == 46 + MESSAGE_BYTES and link.bytes_sent == 46
 
 
 def test_partitions_for_a_near_peer_are_joined_up_to_half_the_credit() -> None:

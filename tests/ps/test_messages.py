@@ -28,6 +28,8 @@ OBSERVATION = Observation(
 DATA = [
     m.Hello("job", 12, 1, 7, True, False),
     m.Data(1, [m.Span(m.SpanKind.PUSH_PULL, 3, 1, 12_884_901_888 - 8, 8, -5)]),
+    m.Hello("job", 12, 1, 7, True, True, m.Probe(4711, m.Place(7, 2**64 - 1, 0), b"nonce"), True),
+    m.Data(2, [m.Span(m.SpanKind.RESULT, 3, 1, 0, 8, -5, m.Place(7, 12, 4096))]),
     m.Ack(9),
 ]
 CONTROL = [
