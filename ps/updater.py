@@ -39,7 +39,7 @@ class Updater(Protocol):
         """Return array number ``slot``, from 1, of the state, one element for each of the shard; None: no such slot."""
 
     def put(self, slot: int, start: int, values: NDArray[Any]) -> None:
-        """Set elements from ``start`` (of the tensor) on of the state's array ``slot``: the reverse of :meth:`state`."""
+        """Set elements of the state's array ``slot``, from ``start`` of the tensor on: the reverse of :meth:`state`."""
 
     def settings(self, body: bytes) -> None:
         """Take the settings that worker 0 sent before its push, for this push and those after it."""
