@@ -1,0 +1,187 @@
+"""Rows of a tensor by their ids: what travels of a value of which few rows are touched.
+
+A row of a tensor of shape ``(rows, ...)`` is everything behind its first index, ``width`` elements. Ids travel as
+int64 together with their rows, as *records*: an id and its row, one behind the other in memory, so that any run of
+records is one piece of bytes that is sent as it lies.
+
+A push of rows says something about all others, too: that they are zero. So each piece of it covers a range of
+elements, of which its records are the rows that are not zero; the pieces of a push are ascending and gapless and
+cover the shard, like the partitions of a dense push. A push of no rows at all is one piece without records. This is
+what lets the books (:mod:`ps.ledger`) count the progress of both kinds of pushes in the same way.
+
+Invariants: what leaves this module is ascending by id, each id once; equal ids add up in the order in which they are
+given; float16 is summed in float32 and rounded once. Everything here is pure.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ps.errors import TensorError
+from ps.messages import Shard
+
+__all__ = ["row_width", "row_ids", "merge", "add_up", "record_type", "records", "split", "cut_records"]
+
+Array = NDArray[Any]
+Ids = NDArray[np.int64]
+
+
+def row_width(shape: Sequence[int]) -> int:
+    """Return the elements of a row of a tensor of ``shape``; 0 where it has no first index."""
+    return math.prod(shape[1:]) if shape else 0
+
+
+def row_ids(ids: Any, num_rows: int, what: str) -> Ids:
+    """Return ``ids``, an array of any shape, as one-dimensional int64, in its order; ``what`` begins every error.
+
+    Raises
+    ------
+    TensorError
+        An id is not a row of the tensor, or may not be the one that was meant: floats hold whole numbers exactly only
+        up to a bound (2**24 for float32), and what is at that bound may have been rounded to it.
+    """
+    array = np.asarray(ids).reshape(-1)
+    if array.dtype.kind == "f":
+        bits = np.finfo(array.dtype).nmant + 1
+        if array.size and not np.abs(array).max() < 2.0**bits:  # nan, too
+            raise TensorError(
+                f"{what}: row id {_worst(array)} is given as {array.dtype}, which is exact only below 2**{bits}"
+                f" = {2**bits}; give row ids as int64"
+            )
+        broken = array[array != np.floor(array)]
+        if broken.size:
+            raise TensorError(f"{what}: {broken[0]} is not a row id; row ids are whole numbers")
+    elif array.dtype.kind not in "iu" and array.size:
+        raise TensorError(f"{what}: row ids of type {array.dtype}; give them as int64")
+    outside = array[(array < 0) | (array >= num_rows)]
+    if outside.size:
+        raise TensorError(f"{what}: row id {int(outside[0])} is not one of the tensor's {num_rows} rows")
+    return array.astype(np.int64)
+
+
+def _worst(floats: Array) -> float:
+    """Return the first of ``floats`` that is nan, else the largest in size."""
+    return float(floats[np.argmax(np.abs(floats))])
+
+
+def merge(ids: Ids, rows: Array) -> tuple[Ids, Array]:
+    """Return rows ascending by id, those of equal ids added up. The result may be the arguments themselves.
+
+    Parameters
+    ----------
+    ids
+        Shape ``(n,)``, any order.
+    rows
+        Shape ``(n, width)``.
+
+    Examples
+    --------
+    >>> merge(np.array([3, 1, 3]), np.array([[1.0], [2.0], [4.0]]))
+    (array([1, 3]), array([[2.],
+           [5.]]))
+    """
+    if (ids[1:] > ids[:-1]).all():
+        return ids, rows
+    order = np.argsort(ids, kind="stable")
+    ids, rows = ids[order], rows[order]
+    first = np.flatnonzero(np.concatenate(([True], ids[1:] != ids[:-1])))
+    if first.size < ids.size:
+        ids, rows = ids[first], np.add.reduceat(rows, first, axis=0, dtype=_sum_type(rows)).astype(rows.dtype)
+    return ids, rows
+
+
+def add_up(parts: Sequence[tuple[Ids, Array]]) -> tuple[Ids, Array]:
+    """Return the sum by id of several lists of rows, added in their order.
+
+    Parameters
+    ----------
+    parts
+        At least one. Each with ascending ids, each id once, shape ``(n,)``, and rows of shape ``(n, width)`` and of
+        one dtype.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    ids = np.unique(np.concatenate([part[0] for part in parts]))
+    _, first = parts[0]
+    # -0.0 changes no bit of what is added to it
+    sums = np.full((ids.size, first.shape[1]), -0.0, _sum_type(first)) if first.dtype.kind == "f" else None
+    if sums is None:
+        sums = np.zeros((ids.size, first.shape[1]), first.dtype)
+    for part_ids, rows in parts:
+        if part_ids.size == ids.size:
+            sums += rows
+        else:
+            sums[np.searchsorted(ids, part_ids)] += rows
+    return ids, sums.astype(first.dtype, copy=False)
+
+
+def _sum_type(rows: Array) -> np.dtype[Any]:
+    return np.dtype(np.float32) if rows.dtype == np.float16 else rows.dtype
+
+
+def record_type(dtype: np.dtype[Any], width: int) -> np.dtype[Any]:
+    """Return the type of one record: ``id`` and ``row``, without gaps."""
+    return np.dtype([("id", "<i8"), ("row", dtype, (width,))])
+
+
+def records(ids: Ids, rows: Array) -> Array:
+    """Return ids and rows, shapes ``(n,)`` and ``(n, width)``, as ``n`` records: a copy."""
+    result = np.empty(ids.size, record_type(rows.dtype, rows.shape[1]))
+    result["id"] = ids
+    result["row"] = rows
+    return result
+
+
+def split(ids: Ids, shards: Sequence[Shard], width: int) -> list[tuple[int, int]]:
+    """Return, for each shard, which of the ascending ``ids`` lie in it: from the first index to behind the last.
+
+    Raises
+    ------
+    ValueError
+        A shard begins or ends within a row.
+
+    Examples
+    --------
+    >>> split(np.array([0, 3, 4]), [Shard(0, 0, 20), Shard(1, 20, 100)], 5)
+    [(0, 2), (2, 3)]
+    """
+    edges = [0, *(shard.stop for shard in shards)]
+    if any(edge % width for edge in edges):
+        raise ValueError(f"shards end at elements {edges[1:]}, not all between rows of {width} elements")
+    places = np.searchsorted(ids, [edge // width for edge in edges])
+    return [(int(first), int(last)) for first, last in zip(places, places[1:])]
+
+
+def cut_records(
+    ids: Ids, start: int, stop: int, width: int, record_bytes: int, partition_bytes: int
+) -> Iterator[tuple[int, int, int, int]]:
+    """Cut a push of rows to one shard into pieces.
+
+    Parameters
+    ----------
+    ids
+        Of the rows within the shard, ascending.
+    start, stop
+        The shard's elements.
+    record_bytes, partition_bytes
+        Size of a record, and upper bound of a piece; a record that is larger still goes, alone.
+
+    Returns
+    -------
+    Iterator of (start, count, first, number): the elements that the piece covers, and its records.
+
+    Examples
+    --------
+    >>> list(cut_records(np.array([1, 3, 4]), 0, 100, 10, 48, 100))
+    [(0, 40, 0, 2), (40, 60, 2, 1)]
+    """
+    most = max(1, partition_bytes // record_bytes)
+    for first in range(0, max(1, ids.size), most):
+        last = min(first + most, ids.size)
+        end = stop if last == ids.size else (int(ids[last - 1]) + 1) * width
+        yield start, end - start, first, last - first
+        start = end
