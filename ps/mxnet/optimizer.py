@@ -1,0 +1,261 @@
+"""Optimizers on the server: MXNet's own updater on ranges of a tensor, with the bits of an update in one piece.
+
+Imported by a server only when a worker sets an optimizer, since it imports MXNet. A shard has an optimizer object of
+its own, which is told before each range how often this tensor has been updated and what worker 0 had set when it
+called ``push``. The state (momentum, second moments, a float32 copy of float16 weights ...) is kept in one array per
+slot, as long as the shard; a range is updated with slices of them.
+
+Invariants:
+
+* All ranges of one round are updated with the same count, settings and numbers of the optimizer's own, however the round
+  was cut. So results are those of ``mx.optimizer.Updater`` fed with the sums, bit for bit.
+* The state of an element is made when the element is first updated, from the weight that it has then, as MXNet does.
+* An optimizer that looks at more than one element at a time gets whole tensors, in their shape.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Iterator, Optional
+
+import msgspec
+import mxnet as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from ps.errors import SettingsError
+from ps.messages import Shard, Tensor
+from ps.mxnet.description import EVOLVING, Description, KeySettings, build, needs_whole_tensors, set_parameters
+
+__all__ = ["ShardUpdater"]
+
+Array = NDArray[Any]
+
+#: Optimizers of MXNet's that write into the gradient that they are given, or keep it.
+_OWNS_GRADIENT = frozenset(["adadelta", "lbsgd"])
+#: Parameters that change no state's shape or number.
+_ALWAYS_ALIKE = frozenset(["lr", "wd", "rescale_grad", "clip_gradient"])
+
+_settings_decoder = msgspec.msgpack.Decoder(KeySettings)
+
+
+class ShardUpdater:
+    """The updater (:class:`ps.updater.Updater`) of one shard.
+
+    Attributes
+    ----------
+    description
+        The optimizer and the parameters that were set with it.
+    count
+        How many updates the shard has had.
+    """
+
+    def __init__(self, tensor: Tensor, shard: Shard, description: Description) -> None:
+        self.description = description
+        self.count = 0
+        self._tensor = tensor
+        self._start = shard.start
+        self._stop = shard.stop
+        self._index: Any = tensor.spec.name
+        self._optimizer = build(description)
+        self._updater = mx.optimizer.Updater(self._optimizer)
+        self._whole = needs_whole_tensors(self._optimizer)
+        if self._whole and not tensor.spec.whole:
+            raise SettingsError(
+                f"optimizer {description.name!r} looks at whole tensors, but {tensor.spec.name!r} is spread over servers;"
+                " set the optimizer before the keys are initialised"
+            )
+        foreign = not type(self._optimizer).__module__.startswith("mxnet.")
+        self._copies_gradient = foreign or description.name in _OWNS_GRADIENT
+        self._keeps_numbers = foreign
+        self._numbers: dict[str, Any] = {}  # of the optimizer's own, before the newest version
+        self._evolving: dict[str, Any] = {}
+        self._version: Optional[int] = None
+        self._template: Any = None  # a state, for its structure
+        self._slots: list[Any] = []
+        self._filled = shard.start  # up to here elements have a state
+        self._offset = 0
+
+    def configure(self, description: Description) -> None:
+        """Take other parameters of the same optimizer; state and count stay."""
+        self._set(description.parameters)
+        self.description = description
+
+    def settings(self, body: bytes) -> None:
+        """Take what worker 0 had set when it called the push that comes next.
+
+        Raises
+        ------
+        SettingsError
+            A parameter that this optimizer does not have.
+        """
+        try:
+            settings = _settings_decoder.decode(body)
+        except msgspec.MsgspecError as error:
+            raise SettingsError(f"malformed settings of {self._tensor.spec.name!r}: {error}") from None
+        optimizer = self._optimizer
+        self._set(settings.parameters)
+        if settings.key is not None:
+            self._index = settings.key
+        if settings.name is not None:
+            optimizer.idx2name = {self._index: settings.name}
+        if settings.lr_mult is not None:
+            optimizer.lr_mult = {self._index: settings.lr_mult}
+        if settings.wd_mult is not None:
+            optimizer.wd_mult = {self._index: settings.wd_mult}
+        allowed = EVOLVING.get(self.description.name, ())
+        self._evolving.update((name, value) for name, value in settings.evolving.items() if name in allowed)
+
+    def update(self, version: int, start: int, stop: int, gradient: Array, weight: Array) -> None:
+        """Apply a gradient to a range of the weight, in place."""
+        if start == stop:
+            return
+        self._begin(version)
+        gradient_array = mx.nd.array(gradient, dtype=gradient.dtype) if self._copies_gradient else _wrap(gradient)
+        weight_array = _wrap(weight)
+        if self._whole:
+            shape = self._tensor.spec.shape
+            gradient_array, weight_array = gradient_array.reshape(shape), weight_array.reshape(shape)
+        self._apply(gradient_array, weight_array, self._state(start, stop, weight_array))
+
+    # ------------------------------------------------------------------------------------------ states
+
+    def state(self, slot: int) -> Optional[Array]:
+        """Return a copy of array number ``slot``, from 1; None where there is none (yet)."""
+        if not 1 <= slot <= len(self._slots) or self._filled < self._stop:
+            return None
+        values: Array = self._slots[slot - 1].asnumpy().reshape(-1)
+        return values
+
+    def put(self, slot: int, start: int, values: Array) -> None:
+        """Set elements of array number ``slot``."""
+        if self._filled < self._stop:
+            self._allocate(self._new_state(mx.nd.zeros(self._shape(), dtype=self._tensor.spec.dtype)))
+            self._filled = self._stop
+        if not 1 <= slot <= len(self._slots):
+            raise SettingsError(
+                f"optimizer {self.description.name!r} has {len(self._slots)} arrays of state for"
+                f" {self._tensor.spec.name!r}, not {slot}"
+            )
+        target = self._slots[slot - 1].reshape(-1)
+        begin = start - self._start
+        if not 0 <= begin <= begin + values.size <= target.size or values.dtype != np.dtype(target.dtype):
+            raise SettingsError(
+                f"state {slot} of {self._tensor.spec.name!r}: {values.size} elements of {values.dtype} from {start} on;"
+                f" expected {target.size} of {np.dtype(target.dtype)}"
+            )
+        if values.size:
+            target[begin : begin + values.size] = mx.nd.array(values, dtype=values.dtype)
+            mx.nd.waitall()
+
+    def slots(self) -> int:
+        """Return how many arrays of state there are; 0 before the first update."""
+        return len(self._slots) if self._filled == self._stop else 0
+
+    def set_count(self, count: int) -> None:
+        """Go on as after ``count`` updates."""
+        self.count = count
+        self._version = None
+
+    # ----------------------------------------------------------------------------------------- details
+
+    def _set(self, parameters: dict[str, Any]) -> None:
+        set_parameters(self._optimizer, parameters)
+        if self._template is not None and not _ALWAYS_ALIKE.issuperset(parameters):
+            like = self._new_state(mx.nd.zeros(self._shape(), dtype=self._tensor.spec.dtype))
+            if _outline(like) != _outline(self._template):
+                self._template = None
+                self._slots = []
+                self._filled = self._start
+
+    def _begin(self, version: int) -> None:
+        """Put the optimizer into the condition in which every range of ``version`` is to be updated."""
+        optimizer = self._optimizer
+        if self._version is None:
+            self._offset = self.count + 1 - version
+            self._version = version - 1
+        newer = version > self._version
+        if newer:
+            self._version = version
+            self.count = version + self._offset
+        before = version + self._offset - 1
+        optimizer._all_index_update_counts = {0: {self._index: before}}
+        optimizer._index_update_count = optimizer._all_index_update_counts[0]
+        optimizer.num_update = before
+        for name, value in self._evolving.items():
+            setattr(optimizer, name, value)
+        if self._keeps_numbers:
+            if newer:
+                self._numbers = {
+                    name: value for name, value in vars(optimizer).items() if isinstance(value, (bool, int, float))
+                }
+            else:
+                vars(optimizer).update(self._numbers)
+
+    def _apply(self, gradient: Any, weight: Any, state: Any) -> None:
+        self._updater.states[self._index] = state
+        self._updater.states_synced[self._index] = True
+        self._updater(self._index, gradient, weight)
+        mx.nd.waitall()  # nothing is left to wait for under the server's NaiveEngine
+
+    def _shape(self) -> tuple[int, ...]:
+        return self._tensor.spec.shape if self._whole else (self._stop - self._start,)
+
+    def _new_state(self, weight: Any) -> Any:
+        return self._optimizer.create_state_multi_precision(self._index, weight)
+
+    def _allocate(self, template: Any) -> None:
+        """Make the arrays for the whole shard that a state of ``template``'s structure needs."""
+        self._template = template
+        if self._whole:
+            self._slots = list(_leaves(template))
+        else:
+            size = self._stop - self._start
+            self._slots = [mx.nd.zeros((size,), dtype=leaf.dtype) for leaf in _leaves(template)]
+
+    def _state(self, start: int, stop: int, weight: Any) -> Any:
+        """Return the state of a range, as slices of the arrays; ``weight`` is the range's."""
+        if self._filled < stop:
+            begin = max(self._filled, start)
+            part = self._new_state(weight if begin == start else weight[begin - start :])
+            if self._template is None:
+                self._allocate(part)
+            for slot, leaf in zip(self._slots, _leaves(part)):
+                if slot is not leaf:
+                    slot[begin - self._start : stop - self._start] = leaf
+            self._filled = stop
+        if self._whole:
+            return self._template
+        slices = (slot[start - self._start : stop - self._start] for slot in self._slots)
+        return _rebuild(self._template, slices)
+
+
+def _wrap(values: Array) -> Any:
+    """Return an MXNet array over the memory of ``values``."""
+    return mx.nd.from_numpy(values[:], zero_copy=True)
+
+
+def _leaves(state: Any) -> Iterator[Any]:
+    """Yield the arrays of a state, which is None, an array, or a tuple or list of states."""
+    if isinstance(state, (tuple, list)):
+        for item in state:
+            yield from _leaves(item)
+    elif isinstance(state, mx.nd.NDArray):
+        yield state
+    elif state is not None:
+        raise SettingsError(
+            f"a state of {type(state).__name__}: only arrays, and tuples of them, can be kept on servers"
+        )
+
+
+def _rebuild(template: Any, arrays: Iterator[Any]) -> Any:
+    """Return a state like ``template`` made of ``arrays``."""
+    if isinstance(template, (tuple, list)):
+        return type(template)(_rebuild(item, arrays) for item in template)
+    return None if template is None else next(arrays)
+
+
+def _outline(state: Any) -> Any:
+    """Return the structure of a state, to be compared."""
+    if isinstance(state, (tuple, list)):
+        return [_outline(item) for item in state]
+    return None if state is None else np.dtype(state.dtype).name
