@@ -24,7 +24,7 @@ import math
 import os
 import threading
 import time
-from typing import Any, Callable, Mapping, Optional
+from typing import Any, Callable, Mapping, Optional, Sequence
 
 import numpy as np
 import zmq
@@ -76,10 +76,12 @@ class _Key:
 class _Call:
     """A barrier or an init on its way through the scheduler."""
 
-    __slots__ = ("handle", "what", "values", "left", "tensors", "started_at")
+    __slots__ = ("complete", "what", "values", "left", "tensors", "started_at")
 
-    def __init__(self, handle: Handle, what: str, values: Mapping[str, NDArray[Any]]) -> None:
-        self.handle = handle
+    def __init__(
+        self, complete: Callable[[Optional[AutoByteError]], None], what: str, values: Mapping[str, NDArray[Any]]
+    ) -> None:
+        self.complete = complete
         self.what = what
         self.values = values
         self.left = 0
@@ -165,19 +167,31 @@ class CommunicationLoop:
         if not self.post(functools.partial(self._submit, operation)):
             operation.done(self._fatal or Closed(f"{operation}: the store is closed"))
 
-    def init(self, values: Mapping[str, NDArray[Any]]) -> Handle:
-        """Begin an init of C-contiguous ``values`` by name; the handle completes when all ranks may use them."""
-        call = _Call(self._handle(f"init({sorted(values)})"), "init", values)
-        if not self.post(functools.partial(self._declare, call)):
-            call.handle.complete(self._fatal or Closed("init: the store is closed"))
-        return call.handle
+    def init(self, specs: Sequence[TensorSpec], values: Mapping[str, NDArray[Any]]) -> Handle:
+        """Begin an init with C-contiguous ``values``; the handle completes when all ranks may use the tensors."""
+        handle = self._handle(f"init({sorted(values)})")
+        self.begin_init(specs, values, handle.complete, waits=True)
+        return handle
+
+    def begin_init(
+        self,
+        specs: Sequence[TensorSpec],
+        values: Mapping[str, NDArray[Any]],
+        done: Callable[[Optional[AutoByteError]], None],
+        waits: bool = False,
+    ) -> None:
+        """Begin an init; ``done`` is called on this thread. ``waits``: this rank does nothing else until then."""
+        call = _Call(done, "init", values)
+        if not self.post(functools.partial(self._declare, call, specs, waits)):
+            done(self._fatal or Closed("init: the store is closed"))
 
     def barrier(self, name: str) -> Handle:
         """Begin a barrier; the handle completes when all workers have entered it."""
-        call = _Call(self._handle(f"barrier({name!r})"), "barrier", {})
+        handle = self._handle(f"barrier({name!r})")
+        call = _Call(handle.complete, "barrier", {})
         if not self.post(functools.partial(self._enter_barrier, call, name)):
-            call.handle.complete(self._fatal or Closed("barrier: the store is closed"))
-        return call.handle
+            handle.complete(self._fatal or Closed("barrier: the store is closed"))
+        return handle
 
     def configure(self, config: CommConfig) -> None:
         """Use ``config`` from the next operation on, at this worker."""
@@ -509,11 +523,9 @@ class CommunicationLoop:
 
     # --------------------------------------------------------------------------------- collectives
 
-    def _declare(self, call: _Call) -> None:
-        if self._refuse(call):
-            return
-        specs = [TensorSpec(name, tuple(value.shape), value.dtype.name) for name, value in call.values.items()]
-        self._membership.send(messages.Declare(self._number(call), specs))
+    def _declare(self, call: _Call, specs: Sequence[TensorSpec], waits: bool) -> None:
+        if not self._refuse(call):
+            self._membership.send(messages.Declare(self._number(call), list(specs), waits))
 
     def _enter_barrier(self, call: _Call, name: str) -> None:
         if not self._refuse(call):
@@ -521,7 +533,7 @@ class CommunicationLoop:
 
     def _refuse(self, call: _Call) -> bool:
         if self._fatal is not None:
-            call.handle.complete(_for(call.what, self._fatal))
+            call.complete(_for(call.what, self._fatal))
         return self._fatal is not None
 
     def _number(self, call: _Call) -> int:
@@ -550,7 +562,7 @@ class CommunicationLoop:
             return
         if error is not None:
             del self._calls[number]
-            call.handle.complete(error)
+            call.complete(error)
             return
         call.left -= 1
         if call.left == 0:
@@ -563,7 +575,7 @@ class CommunicationLoop:
         if error is None:
             for tensor in call.tensors:
                 self.tensors[tensor.spec.name] = tensor
-        call.handle.complete(error)
+        call.complete(error)
 
     # -------------------------------------------------------------------------- from the scheduler
 
@@ -605,7 +617,7 @@ class CommunicationLoop:
             self._fatal = error_of("the store is unusable")
         for number in list(self._calls):
             call = self._calls.pop(number)
-            call.handle.complete(error_of(call.what))
+            call.complete(error_of(call.what))
         for operation in list(self._active.values()):
             key = self._keys[operation.tensor.id]
             self._finish(key, error_of(str(operation)))

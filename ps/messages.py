@@ -279,10 +279,14 @@ class BarrierPassed(msgspec.Struct, array_like=True, frozen=True, tag=7):
 
 
 class Declare(msgspec.Struct, array_like=True, frozen=True, tag=8):
-    """Worker -> scheduler: first part of ``init``; answered by ``Declared`` when all ranks agree."""
+    """Worker -> scheduler: first part of ``init``; answered by ``Declared`` when all ranks agree.
+
+    A worker that ``waits`` does nothing else until the call is answered.
+    """
 
     call: int
     tensors: list[TensorSpec]
+    waits: bool = True
 
 
 class Declared(msgspec.Struct, array_like=True, frozen=True, tag=9):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 from types import TracebackType
-from typing import Any, Mapping, Optional, Type, Union
+from typing import Any, Callable, Mapping, Optional, Type, Union
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from ps.communication import CommunicationLoop
 from ps.config import CommConfig, Role, Settings
 from ps.errors import AutoByteError, Closed, TensorError
-from ps.messages import SpanKind, Tensor
+from ps.messages import Mode, SpanKind, Tensor, TensorSpec
 from ps.operation import VERBS, Handle, Operation
 from ps.staging import Staging
 from ps.transport import keep_freed_memory
@@ -114,13 +114,22 @@ class Worker:
 
     # ------------------------------------------------------------------------------------- operations
 
-    def init(self, key: Union[str, Mapping[str, ArrayLike]], value: Optional[ArrayLike] = None) -> None:
+    def init(
+        self,
+        key: Union[str, Mapping[str, ArrayLike]],
+        value: Optional[ArrayLike] = None,
+        *,
+        mode: Mode = Mode.SYNC,
+        whole: bool = False,
+    ) -> None:
         """Give keys their first value: rank 0's. Collective: returns when all ranks may use the keys.
 
         Parameters
         ----------
         key, value
             One key and its value, or a mapping of several (one round trip for all).
+        mode, whole
+            As in :class:`~ps.messages.TensorSpec`; alike on all ranks.
 
         Raises
         ------
@@ -130,13 +139,18 @@ class Worker:
             A rank did not initialise the key.
         """
         named = {key: value} if isinstance(key, str) else key
-        values = {}
-        for name, item in named.items():
-            array = np.array(item, order="C")
-            if array.dtype.name not in DTYPES:
-                raise TensorError(f"init({name!r}): dtype {array.dtype} cannot be summed; use one of {sorted(DTYPES)}")
-            values[name] = array
-        self._loop.init(values).wait()
+        values = {name: np.array(item, order="C") for name, item in named.items()}
+        specs = [_spec(name, array, mode, whole) for name, array in values.items()]
+        self._loop.init(specs, values).wait()
+
+    def begin_init(
+        self, spec: TensorSpec, value: NDArray[Any], done: Callable[[Optional[AutoByteError]], None]
+    ) -> None:
+        """Begin an :meth:`init` of one key and return; ``done`` is called with None or the error, on another thread.
+
+        ``value`` is C-contiguous and not to be changed until then; operations on the key are to be submitted after it.
+        """
+        self._loop.begin_init([spec], {spec.name: value}, done)
 
     def push(self, key: str, value: ArrayLike, priority: int = 0) -> Handle:
         """Add ``value`` to the key's round. The handle completes when all workers have pushed."""
@@ -258,3 +272,9 @@ class Worker:
         if not (out.flags.c_contiguous and out.flags.writeable):
             raise TensorError(f"{VERBS[kind]}({tensor.spec.name!r}): the output must be C-contiguous and writeable")
         return out
+
+
+def _spec(name: str, array: NDArray[Any], mode: Mode, whole: bool) -> TensorSpec:
+    if array.dtype.name not in DTYPES:
+        raise TensorError(f"init({name!r}): dtype {array.dtype} cannot be summed; use one of {sorted(DTYPES)}")
+    return TensorSpec(name, array.shape, array.dtype.name, mode, whole=whole)

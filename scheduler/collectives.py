@@ -59,6 +59,7 @@ class _Call:
     barrier: Optional[str] = None
     command: Optional[messages.Command] = None
     entries: Sequence[Entry] = ()  #: of an ``init``
+    waits: bool = True  #: its rank does nothing else meanwhile
     declared: bool = False  #: ``Declared`` was sent
     running: bool = False  #: the servers are at the command
     noticed: bool = False  #: the log has a line about it
@@ -104,6 +105,7 @@ class Collectives:
         self._tensors = tensors
         self._deadline_seconds = deadline_seconds
         self._calls: dict[tuple[int, int], _Call] = {}  # by rank and number
+        self._holders: dict[Entry, list[_Call]] = {}  # the open calls that declare a name
         self._additions: dict[int, tuple[set[int], list[Entry]]] = {}  # servers yet to confirm, what they confirm
         self._next_addition = 1
         self._runs: dict[int, _Run] = {}
@@ -133,7 +135,9 @@ class Collectives:
         if problem:
             return [Post(Role.WORKER, rank, messages.CallFailed(message.call, ErrorCode.TENSOR, f"init: {problem}"))]
         entries = [self._tensors.declare(rank, spec) for spec in message.tensors]
-        call = _Call(rank, message.call, now, entries=entries)
+        call = _Call(rank, message.call, now, entries=entries, waits=message.waits)
+        for entry in entries:
+            self._holders.setdefault(entry, []).append(call)
         posts = self._open(call)
         agreed = [entry for entry in entries if entry.tensor is None and self._tensors.all_declared(entry)]
         for entry in agreed:
@@ -142,7 +146,7 @@ class Collectives:
                 posts += self._fail_holders(entry, ErrorCode.TENSOR, disagreement)
         if call.key in self._calls:
             posts += self._place(agreed)
-        return posts + self._advance()
+        return posts + self._advance([call] if call.key in self._calls else [])
 
     def added(self, server: int, message: messages.TensorsAdded) -> list[Post]:
         """``server`` knows the tensors of an ``AddTensors``."""
@@ -153,7 +157,7 @@ class Collectives:
         del self._additions[message.call]
         for entry in entries:
             entry.added = True
-        return self._advance()
+        return self._advance(self._holding(entries))
 
     def initialized(self, rank: int, message: messages.Initialized) -> list[Post]:
         """Rank 0 has set the first values of its call."""
@@ -162,7 +166,7 @@ class Collectives:
             return []
         for entry in call.entries:
             entry.ready = True
-        return self._advance()
+        return self._advance(self._holding(call.entries))
 
     def command(self, rank: int, message: messages.Command, now: float) -> list[Post]:
         """``rank`` has a command for the servers."""
@@ -260,11 +264,15 @@ class Collectives:
         message = messages.ServerCommand(number, command.name, command.body)
         return [Post(Role.SERVER, rank, message) for rank in servers]
 
-    def _advance(self) -> list[Post]:
-        """Answer every ``init`` that has come further."""
+    def _holding(self, entries: Iterable[Entry]) -> list[_Call]:
+        """Return the calls that declare one of ``entries``."""
+        return list(dict.fromkeys(call for entry in entries for call in self._holders.get(entry, ())))
+
+    def _advance(self, calls: Iterable[_Call]) -> list[Post]:
+        """Answer those of ``calls``, each an ``init``, that have come further."""
         self._changed = True
         posts = []
-        for call in [call for call in self._calls.values() if call.barrier is None and call.command is None]:
+        for call in calls:
             if not call.declared and all(entry.added for entry in call.entries):
                 call.declared = True
                 tensors = [entry.tensor for entry in call.entries if entry.tensor is not None]
@@ -276,6 +284,10 @@ class Collectives:
     def _complete(self, call: _Call, message: ControlMessage) -> Post:
         self._changed = True
         del self._calls[call.key]
+        for entry in call.entries:
+            self._holders[entry].remove(call)
+            if not self._holders[entry]:
+                del self._holders[entry]
         return Post(Role.WORKER, call.rank, message)
 
     # ------------------------------------------------------------------------------------- calls fail
@@ -291,8 +303,8 @@ class Collectives:
     def _fail_holders(self, entry: Entry, code: ErrorCode, reason: str) -> list[Post]:
         """End every call that holds ``entry``."""
         posts: list[Post] = []
-        for call in list(self._calls.values()):
-            if entry in call.entries and call.key in self._calls:
+        for call in self._holding([entry]):
+            if call.key in self._calls:
                 posts += self._fail(call, code, reason)
         return posts
 
@@ -338,7 +350,7 @@ class Collectives:
 
     def _stuck(self) -> bool:
         """Whether every worker waits for another worker."""
-        waiting = {call.rank for call in self._calls.values()}
+        waiting = {call.rank for call in self._calls.values() if call.waits}
         busy = [rank for rank in range(self._num_workers) if rank not in self._gone and rank not in waiting]
         return bool(waiting) and not busy and not any(self._progresses(call) for call in self._calls.values())
 

@@ -40,10 +40,12 @@ class Job:
     def barrier(self, rank: int, name: str) -> list[Post]:
         return self._play(self.collectives.enter(rank, EnterBarrier(self._number(f"{rank}:{name}"), name), self.now))
 
-    def init(self, rank: int, *names: str, shape: tuple[int, ...] = (4,), dtype: str = "float32") -> list[Post]:
+    def init(
+        self, rank: int, *names: str, shape: tuple[int, ...] = (4,), dtype: str = "float32", waits: bool = True
+    ) -> list[Post]:
         specs = [TensorSpec(name, shape, dtype) for name in names]
         call = self._number(f"{rank}:{','.join(names)}")
-        return self._play(self.collectives.declare(rank, Declare(call, specs), self.now))
+        return self._play(self.collectives.declare(rank, Declare(call, specs, waits), self.now))
 
     def pass_time(self, seconds: float) -> list[Post]:
         """Let time pass in turns of 0.1 s."""
@@ -265,6 +267,15 @@ def test_ranks_are_not_stuck_while_one_of_them_works() -> None:
     job.init(0, "a")
     job.barrier(1, "x")
     assert job.pass_time(30.0) == []
+
+
+def test_ranks_that_do_not_wait_for_their_init_may_declare_in_any_order() -> None:
+    job = Job()
+    job.init(0, "a", waits=False)
+    job.init(1, "b", waits=False)
+    assert job.pass_time(3.0) == []
+    assert ready(job.init(0, "b", waits=False)) == [0, 1]
+    assert ready(job.init(1, "a", waits=False)) == [0, 1]
 
 
 def test_ranks_are_not_stuck_while_worker_0_sets_values() -> None:
