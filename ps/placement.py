@@ -72,20 +72,23 @@ class Placement:
         """Bytes placed on each server so far."""
         return tuple(self._load_bytes)
 
-    def place(self, size_elements: int, itemsize: int, whole: bool = False) -> list[Shard]:
+    def place(self, size_elements: int, itemsize: int, whole: bool = False, unit_elements: int = 1) -> list[Shard]:
         """Return the shards of the next tensor: one if it is to be ``whole``; an empty tensor has one empty shard.
+
+        Shards begin at multiples of ``unit_elements``.
 
         Raises
         ------
         ValueError
-            ``size_elements`` is negative or ``itemsize`` is below 1.
+            ``size_elements`` is negative, or no multiple of the unit, or ``itemsize`` or the unit is below 1.
         """
-        if size_elements < 0 or itemsize < 1:
-            raise ValueError(f"cannot place {size_elements} elements of {itemsize} bytes")
+        if size_elements < 0 or itemsize < 1 or unit_elements < 1 or size_elements % unit_elements:
+            raise ValueError(f"cannot place {size_elements} elements of {itemsize} bytes in units of {unit_elements}")
         servers = self._choose(size_elements * itemsize, 1 if whole else len(self._weights))
+        edges = self._edges(servers, size_elements // unit_elements, unit_elements * itemsize)
         shards = []
         start = 0
-        for server, stop in zip(servers, self._edges(servers, size_elements, itemsize)):
+        for server, stop in zip(servers, (edge * unit_elements for edge in edges)):
             if start < stop or size_elements == 0:
                 shards.append(Shard(server, start, stop))
                 self._load_bytes[server] += (stop - start) * itemsize
@@ -102,15 +105,15 @@ class Placement:
         )
         return sorted(by_load[:count])
 
-    def _edges(self, servers: list[int], size_elements: int, itemsize: int) -> list[int]:
-        """Return where the shard of each of ``servers`` stops, in elements, in proportion to their weights."""
-        step = ALIGNMENT_BYTES // math.gcd(ALIGNMENT_BYTES, itemsize)
-        if size_elements < len(servers) * step * 16:
+    def _edges(self, servers: list[int], size_units: int, unit_bytes: int) -> list[int]:
+        """Return where the shard of each of ``servers`` stops, in units, in proportion to their weights."""
+        step = ALIGNMENT_BYTES // math.gcd(ALIGNMENT_BYTES, unit_bytes)
+        if size_units < len(servers) * step * 16:
             step = 1  # so few cache lines are better balanced than aligned
         total = sum(self._weights[server] for server in servers)
         edges = []
         below = 0.0
         for server in servers[:-1]:
             below += self._weights[server]
-            edges.append(min(size_elements, step * round(size_elements * below / total / step)))
-        return [*edges, size_elements]
+            edges.append(min(size_units, step * round(size_units * below / total / step)))
+        return [*edges, size_units]

@@ -19,6 +19,7 @@ from ps.placement import Placement
 from scheduler.wording import ranks_text
 
 __all__ = ["Entry", "Tensors"]
+from ps.rows import row_width
 
 #: What servers can sum, as MXNet names it, and bytes per element.
 ITEMSIZE = {
@@ -38,6 +39,8 @@ MAX_ELEMENTS = 1 << 53
 
 
 @dataclasses.dataclass(eq=False)
+#: From so many rows on, shards begin between rows: it costs no balance, and the tensor can be pushed by rows.
+MANY_ROWS = 256
 class Entry:
     """One name."""
 
@@ -121,7 +124,9 @@ class Tensors:
     def place(self, entry: Entry) -> Tensor:
         """Give the agreed name a number and shards."""
         spec = next(iter(entry.specs.values()))
-        shards = self._placement.place(math.prod(spec.shape), ITEMSIZE[spec.dtype], spec.whole)
+        size, width = math.prod(spec.shape), row_width(spec.shape)
+        by_rows = width > 0 and (spec.stype is Storage.ROW_SPARSE or spec.shape[0] >= MANY_ROWS)
+        shards = self._placement.place(size, ITEMSIZE[spec.dtype], spec.whole, width if by_rows else 1)
         entry.tensor = Tensor(self._next_id, spec, shards)
         self._next_id += 1
         return entry.tensor
@@ -158,3 +163,5 @@ def _malformed(spec: TensorSpec) -> str:
     if len(spec.shape) > MAX_DIMENSIONS or min(spec.shape, default=0) < 0 or math.prod(spec.shape) > MAX_ELEMENTS:
         return f"{spec.name!r}: shape {spec.shape[:MAX_DIMENSIONS]} is no shape of at most {MAX_ELEMENTS} elements"
     return ""
+    if spec.stype is Storage.ROW_SPARSE and not spec.shape:
+        return f"{spec.name!r}: a scalar has no rows; a row-sparse tensor has a shape of at least one dimension"

@@ -112,3 +112,25 @@ def test_servers_differ_by_less_than_one_small_tensor(tensors: list[tuple[int, i
     largest_small_shard = 2 * 64 * KIB
     rounding = 128 * len(tensors)
     assert max(placement.load_bytes) - min(placement.load_bytes) <= largest_small_shard + rounding
+
+
+def test_shards_begin_between_rows_where_asked_for() -> None:
+    assert Placement(3).place(1200 * 1000, itemsize=4, unit_elements=1200) == [
+        Shard(0, 0, 333 * 1200),
+        Shard(1, 333 * 1200, 667 * 1200),
+        Shard(2, 667 * 1200, 1_200_000),
+    ]
+    # 16 rows of 15 elements are a whole number of cache lines
+    assert Placement(3).place(15 * 10_000, itemsize=4, unit_elements=15)[0].stop == 208 * 16 * 15
+
+
+def test_fewer_rows_than_servers_go_to_as_many() -> None:
+    assert Placement(3).place(2 * 100_000, itemsize=4, unit_elements=100_000) == [
+        Shard(0, 0, 100_000),
+        Shard(2, 100_000, 200_000),
+    ]
+
+
+def test_a_tensor_that_is_no_multiple_of_its_unit_is_refused() -> None:
+    with pytest.raises(ValueError, match="cannot place 10 elements of 4 bytes in units of 3"):
+        Placement(1).place(10, itemsize=4, unit_elements=3)

@@ -51,10 +51,25 @@ def test_a_disagreement_about_the_dtype() -> None:
         (TensorSpec("b", (1,) * 33, "float32"), "is no shape"),
         (TensorSpec("", (1,), "float32"), "has 0 characters: expected 1 to 1024"),
         (TensorSpec("n" * 1025, (1,), "float32"), "has 1025 characters"),
+        (TensorSpec("s", (), "float32", stype=Storage.ROW_SPARSE), "'s': a scalar has no rows"),
     ],
 )
 def test_what_cannot_be_a_tensor_is_refused(spec: TensorSpec, problem: str) -> None:
     assert problem in tensors().problem(0, [A, spec])
+
+
+@pytest.mark.parametrize(
+    ("spec", "edge"),
+    [
+        (TensorSpec("few", (3, 99_999), "float32"), 150_000),  # 16 elements are a cache line
+        (TensorSpec("few", (3, 99_999), "float32", stype=Storage.ROW_SPARSE), 2 * 99_999),
+        (TensorSpec("many", (257, 5_001), "float32"), 128 * 5_001),
+        (TensorSpec("flat", (1_000_000,), "float32"), 500_000),
+    ],
+)
+def test_row_sparse_tensors_and_those_of_many_rows_are_placed_by_rows(spec: TensorSpec, edge: int) -> None:
+    book = Tensors(1, Placement(2))
+    assert [shard.stop for shard in book.place(book.declare(0, spec)).shards][:-1] == [edge]
 
 
 def test_an_empty_tensor_and_a_scalar_are_tensors() -> None:
