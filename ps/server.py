@@ -135,20 +135,20 @@ class Server:
     # ------------------------------------------------------------------------------ from the workers
 
     def _receive(self, now: float) -> None:
-        for _ in range(RECEIVE_BATCH):
-            parts = self._lane.receive()
-            if parts is None:
+        for already in range(RECEIVE_BATCH):
+            received = self._lane.receive(ready=not already)
+            if received is None:
                 return
-            message = messages.decode_data(parts[1]) if 2 <= len(parts) <= 3 else None
-            rank = self._rank_of.get(parts[0])
+            identity, header, payload = received
+            message = messages.decode_data(header)
+            rank = self._rank_of.get(identity)
             if isinstance(message, messages.Hello):
-                self._hello(parts[0], message, now)
+                self._hello(identity, message, now)
             elif message is None or rank is None:
                 self._traffic.counters.malformed()
             elif isinstance(message, messages.Data):
                 receiver = self._workers[rank].receiver
                 if receiver.accept(message.seq):
-                    payload = parts[2].buffer if len(parts) == 3 else None
                     self._receive_data(rank, message, payload, now)
                 elif receiver.gap_begins:
                     self._greet(rank, answer=True)

@@ -20,7 +20,7 @@ import ctypes
 import errno
 import os
 import secrets
-from typing import Any, Optional, Union
+from typing import Optional, Union
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
@@ -31,6 +31,8 @@ from ps.config import MAX_PARTITION_BYTES, MIB
 __all__ = ["WorkerLane", "ServerLane", "Payload", "new_context", "keep_freed_memory"]
 
 Payload = Union[bytes, memoryview]
+
+_NOTHING = memoryview(b"")
 
 #: A partition and, for fused messages, some room.
 MAX_FRAME_BYTES = MAX_PARTITION_BYTES + MIB
@@ -117,35 +119,22 @@ class WorkerLane:
             self.socket.send(header, _SNDMORE)
             self.socket.send(payload, _NOBLOCK, copy=False, track=False)
 
-    def receive(self) -> Optional[bytes]:
-        """Return the next header, or None where there is none. Take or drop the payload before the next call."""
-        if not _readable(self.socket):
-            return None
-        return self.socket.recv(_NOBLOCK)
+    def receive(self, ready: bool) -> Optional[tuple[memoryview, Optional[memoryview]]]:
+        """Return the header and the payload, if any, of the next message; None where there is no message.
 
-    def payload_into(self, target: memoryview) -> bool:
-        """Receive the payload of the header just returned into ``target``; False where its size differs."""
-        if not self.socket.getsockopt(_RCVMORE):
-            return False
-        whole = self.socket.recv_into(target, flags=_NOBLOCK) == target.nbytes
-        if self.socket.getsockopt(_RCVMORE):
-            _drop_rest(self.socket)
-            return False
-        return whole
-
-    def payload(self) -> Optional[memoryview]:
-        """Return the payload of the header just returned; None where there is none."""
-        if not self.socket.getsockopt(_RCVMORE):
+        ``ready`` says that a poll has just told that there is one. A message of more frames has an empty header here.
+        """
+        socket = self.socket
+        if not (ready or _readable(socket)):
             return None
-        frame = self.socket.recv(_NOBLOCK, copy=False)
-        if self.socket.getsockopt(_RCVMORE):
-            _drop_rest(self.socket)
-            return None
-        return frame.buffer
-
-    def drop_payload(self) -> None:
-        """Drop whatever follows the header just returned."""
-        _drop_rest(self.socket)
+        header = socket.recv(_NOBLOCK, copy=False)
+        if not header.more:
+            return header.buffer, None
+        payload = socket.recv(_NOBLOCK, copy=False)
+        if payload.more:
+            _drop_rest(socket)
+            return _NOTHING, None
+        return header.buffer, payload.buffer
 
     def changes(self) -> list[bool]:
         """Return what happened to the connection since the last call: True for made, False for broken."""
@@ -186,18 +175,22 @@ class ServerLane:
             address += " " + name
         return address
 
-    def receive(self) -> Optional[list[Any]]:
-        """Return the next message as ``[identity, header]`` or ``[identity, header, payload]`` or, from a stranger,
-        any number of parts; None where there is none. Identity and header are bytes, payload a ``zmq.Frame``."""
+    def receive(self, ready: bool) -> Optional[tuple[bytes, memoryview, Optional[memoryview]]]:
+        """Return the sender's identity, and header and payload as :meth:`WorkerLane.receive` does."""
         socket = self.socket
-        if not _readable(socket):
+        if not (ready or _readable(socket)):
             return None
-        parts: list[Any] = [socket.recv(_NOBLOCK)]
-        if socket.getsockopt(_RCVMORE):
-            parts.append(socket.recv(_NOBLOCK))
-            while socket.getsockopt(_RCVMORE):
-                parts.append(socket.recv(_NOBLOCK, copy=False))
-        return parts
+        identity = socket.recv(_NOBLOCK, copy=False)
+        if not identity.more:
+            return identity.bytes, _NOTHING, None
+        header = socket.recv(_NOBLOCK, copy=False)
+        if not header.more:
+            return identity.bytes, header.buffer, None
+        payload = socket.recv(_NOBLOCK, copy=False)
+        if payload.more:
+            _drop_rest(socket)
+            return identity.bytes, _NOTHING, None
+        return identity.bytes, header.buffer, payload.buffer
 
     def send(self, identity: bytes, header: bytes, payload: Optional[Payload]) -> bool:
         """Queue one message for ``identity``; never blocks. False where that peer is not connected."""

@@ -129,13 +129,12 @@ def lossy_send(lane, header, payload):
             send(lane, header, payload)
     send(lane, header, payload)
 
-def lossy_receive(lane):
-    header = receive(lane)
-    if header is not None and dice.random() < 0.03:
-        lane.drop_payload()
+def lossy_receive(lane, ready):
+    received = receive(lane, ready)
+    if received is not None and dice.random() < 0.03:
         lost["received"] += 1
-        return receive(lane)
-    return header
+        return receive(lane, False)
+    return received
 
 with ps.Worker() as worker:
     worker.init({"a": np.zeros(200_000, "float32"), "b": np.zeros(3, "int64")})
