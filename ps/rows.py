@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from ps.errors import TensorError
 from ps.messages import Shard
 
-__all__ = ["row_width", "row_ids", "merge", "add_up", "record_type", "records", "split", "cut_records"]
+__all__ = ["row_width", "row_ids", "merge", "add_up", "record_type", "records", "split", "RowsEncoder"]
 
 Array = NDArray[Any]
 Ids = NDArray[np.int64]
@@ -156,32 +156,53 @@ def split(ids: Ids, shards: Sequence[Shard], width: int) -> list[tuple[int, int]
     return [(int(first), int(last)) for first, last in zip(places, places[1:])]
 
 
-def cut_records(
-    ids: Ids, start: int, stop: int, width: int, record_bytes: int, partition_bytes: int
-) -> Iterator[tuple[int, int, int, int]]:
-    """Cut a push of rows to one shard into pieces.
+class RowsEncoder:
+    """Makes the payload of a push of rows to one shard: an :class:`ps.codecs.Encoder` whose memory is the records.
 
     Parameters
     ----------
-    ids
-        Of the rows within the shard, ascending.
-    start, stop
-        The shard's elements.
-    record_bytes, partition_bytes
-        Size of a record, and upper bound of a piece; a record that is larger still goes, alone.
-
-    Returns
-    -------
-    Iterator of (start, count, first, number): the elements that the piece covers, and its records.
-
-    Examples
-    --------
-    >>> list(cut_records(np.array([1, 3, 4]), 0, 100, 10, 48, 100))
-    [(0, 40, 0, 2), (40, 60, 2, 1)]
+    width
+        Elements of a row.
     """
-    most = max(1, partition_bytes // record_bytes)
-    for first in range(0, max(1, ids.size), most):
-        last = min(first + most, ids.size)
-        end = stop if last == ids.size else (int(ids[last - 1]) + 1) * width
-        yield start, end - start, first, last - first
-        start = end
+
+    def __init__(self, width: int) -> None:
+        self._width = width
+        self._ids: Ids = np.empty(0, np.int64)
+        self._payload = memoryview(b"")
+        self._record_bytes = 1
+        self._next_bytes = 0
+
+    def begin(self, version: int, gradient: Array) -> None:
+        """Send from ``gradient``: :func:`records`, ascending by id."""
+        self._ids = gradient["id"]
+        self._payload = gradient.view(np.uint8).data
+        self._record_bytes = gradient.itemsize
+
+    def ranges(self, start: int, stop: int, partition_bytes: int) -> Iterator[tuple[int, int]]:
+        """Cut a shard's elements so that each range has records of at most ``partition_bytes``, and at least one.
+
+        Without any record there is one range of all elements.
+        """
+        most = max(1, partition_bytes // self._record_bytes)
+        first, last = self._places(start, stop)
+        while True:
+            behind = min(first + most, last)
+            end = stop if behind == last else (int(self._ids[behind - 1]) + 1) * self._width
+            self._next_bytes = (behind - first) * self._record_bytes
+            yield start, end - start
+            if behind == last:
+                return
+            first, start = behind, end
+
+    def encoded_bytes(self, count: int) -> int:
+        """Return how many bytes the records of the range take that :meth:`ranges` yielded last."""
+        return self._next_bytes
+
+    def encode(self, start: int, count: int) -> memoryview:
+        """Return the records of elements ``start`` to ``start + count``."""
+        first, last = self._places(start, start + count)
+        return self._payload[first * self._record_bytes : last * self._record_bytes]
+
+    def _places(self, start: int, stop: int) -> tuple[int, int]:
+        first, last = np.searchsorted(self._ids, (start // self._width, stop // self._width))
+        return int(first), int(last)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, Optional, Protocol
 
+import numpy as np
 from numpy.typing import NDArray
 
 from ps.messages import Shard, Tensor
@@ -33,6 +34,21 @@ class Updater(Protocol):
         weight
             The same elements of the value, to be changed in place. Write each element once, since answers of an
             asynchronous tensor may be sent from it while this runs.
+        """
+
+    def update_rows(self, version: int, ids: NDArray[np.int64], gradient: NDArray[Any], weight: NDArray[Any]) -> None:
+        """Apply a gradient that is zero but for some rows, to the whole shard.
+
+        Parameters
+        ----------
+        version
+            As in :meth:`update`.
+        ids
+            Rows, counted from the shard's first; ascending, each once. There may be none: the push counts all the same.
+        gradient
+            These rows, shape ``(ids.size, width)``; only to be read, and not to be kept.
+        weight
+            All rows of the shard, shape ``(rows, width)``, to be changed in place.
         """
 
     def state(self, slot: int) -> Optional[NDArray[Any]]:

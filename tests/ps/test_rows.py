@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ps.errors import TensorError
 from ps.messages import Shard
-from ps.rows import add_up, cut_records, merge, record_type, records, row_ids, row_width, split
+from ps.rows import RowsEncoder, add_up, merge, record_type, records, row_ids, row_width, split
 
 
 def ids_of(*values: int) -> np.ndarray[Any, Any]:
@@ -147,17 +147,41 @@ def test_a_shard_that_ends_within_a_row_cannot_take_rows() -> None:
         split(ids_of(1), [Shard(0, 0, 7), Shard(1, 7, 20)], 5)
 
 
+def pieces_of(
+    ids: np.ndarray[Any, Any], start: int, stop: int, width: int, partition_bytes: int
+) -> list[tuple[int, int, int, list[int]]]:
+    """Return start, count, announced bytes and ids of each piece of a push of rows that are like their ids."""
+    rows = np.repeat(ids, width).reshape(ids.size, width).astype("float32")
+    encoder = RowsEncoder(width)
+    encoder.begin(1, records(ids, rows))
+    pieces = []
+    for begin, count in encoder.ranges(start, stop, partition_bytes):
+        announced = encoder.encoded_bytes(count)
+        sent = np.frombuffer(encoder.encode(begin, count), record_type(rows.dtype, width))
+        assert announced == sent.nbytes and (sent["id"] == sent["row"].T).all()
+        pieces.append((begin, count, announced, sent["id"].tolist()))
+    return pieces
+
+
 def test_pieces_cover_the_shard_and_end_behind_their_last_row() -> None:
-    pieces = list(cut_records(ids_of(11, 13, 14), 100, 200, 10, 48, 100))
-    assert pieces == [(100, 40, 0, 2), (140, 60, 2, 1)]
+    pieces = pieces_of(ids_of(5, 11, 13, 14, 20), start=100, stop=200, width=10, partition_bytes=100)
+    assert pieces == [(100, 40, 96, [11, 13]), (140, 60, 48, [14])]
 
 
 def test_no_rows_are_one_piece_without_records() -> None:
-    assert list(cut_records(ids_of(), 100, 200, 10, 48, 100)) == [(100, 100, 0, 0)]
+    assert pieces_of(ids_of(), start=100, stop=200, width=10, partition_bytes=100) == [(100, 100, 0, [])]
 
 
 def test_a_record_larger_than_a_partition_goes_alone() -> None:
-    assert list(cut_records(ids_of(0, 1), 0, 20, 10, 48, 1)) == [(0, 10, 0, 1), (10, 10, 1, 1)]
+    pieces = pieces_of(ids_of(0, 1), start=0, stop=20, width=10, partition_bytes=1)
+    assert pieces == [(0, 10, 48, [0]), (10, 10, 48, [1])]
+
+
+def test_joined_pieces_have_the_records_of_both() -> None:
+    encoder = RowsEncoder(2)
+    encoder.begin(1, records(ids_of(0, 3, 4), rows_of([0, 0], [3, 3], [4, 4])))
+    assert list(encoder.ranges(0, 10, 16)) == [(0, 2), (2, 6), (8, 2)]
+    assert np.frombuffer(encoder.encode(0, 8), record_type(np.dtype("f4"), 2))["id"].tolist() == [0, 3]
 
 
 @settings(max_examples=60, deadline=None)
@@ -175,13 +199,16 @@ def test_splitting_and_cutting_lose_nothing_and_sums_equal_dense_ones(data: st.D
     ids, rows = add_up(parts)
     assert (np.diff(ids) > 0).all()
     found = np.zeros_like(dense)
+    encoder = RowsEncoder(width)
+    encoder.begin(1, records(ids, rows))
     for shard, (first, last) in zip(shards, split(ids, shards, width)):
         at = shard.start
-        for start, count, piece, number in cut_records(ids[first:last], shard.start, shard.stop, width, 8, 24):
-            assert start == at and number <= 3
+        for start, count in encoder.ranges(shard.start, shard.stop, 50):
+            assert start == at
             at += count
-            mine = ids[first + piece : first + piece + number]
-            assert ((mine * width >= start) & (mine * width < at)).all()
-            found[mine] = rows[first + piece : first + piece + number]
+            sent = np.frombuffer(encoder.encode(start, count), record_type(rows.dtype, width))
+            assert ((sent["id"] * width >= start) & (sent["id"] * width < at)).all()
+            found[sent["id"]] = sent["row"]
         assert at == shard.stop
+        assert (found[ids[first:last]] == rows[first:last]).all()
     assert (found == dense).all()
