@@ -61,12 +61,14 @@ LEAVE_SECONDS = 3.0
 class _Key:
     """One tensor at this worker: its round, the operation under way and those behind it."""
 
-    __slots__ = ("tensor", "itemsize", "size", "version", "active", "waiting", "failed")
+    __slots__ = ("tensor", "dtype", "size", "encoder", "version", "active", "waiting", "failed")
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
-        self.itemsize = np.dtype(tensor.spec.dtype).itemsize
+        self.dtype = np.dtype(tensor.spec.dtype)
         self.size = tensor.shards[-1].stop
+        codec = tensor.spec.codec
+        self.encoder = None if codec is None else codec.encoder(self.size, self.dtype)
         self.version = 0
         self.active: Optional[Operation] = None
         self.waiting: collections.deque[Operation] = collections.deque()
@@ -74,9 +76,9 @@ class _Key:
 
 
 class _Call:
-    """A barrier or an init on its way through the scheduler."""
+    """A barrier, an init or a command on its way through the scheduler."""
 
-    __slots__ = ("complete", "what", "values", "left", "tensors", "started_at")
+    __slots__ = ("complete", "what", "values", "left", "tensors", "bodies", "started_at")
 
     def __init__(
         self, complete: Callable[[Optional[AutoByteError]], None], what: str, values: Mapping[str, NDArray[Any]]
@@ -86,6 +88,7 @@ class _Call:
         self.values = values
         self.left = 0
         self.tensors: list[Tensor] = []
+        self.bodies: list[bytes] = []
         self.started_at = time.monotonic()
 
 
@@ -192,6 +195,15 @@ class CommunicationLoop:
         if not self.post(functools.partial(self._enter_barrier, call, name)):
             handle.complete(self._fatal or Closed("barrier: the store is closed"))
         return handle
+
+    def command(self, name: str, body: bytes, agreed: str, collective: bool) -> list[bytes]:
+        """Have all servers execute a command; wait for it and return one body per server."""
+        handle = self._handle(f"command({name!r})")
+        call = _Call(handle.complete, f"command({name!r})", {})
+        if not self.post(functools.partial(self._send_command, call, name, body, agreed, collective)):
+            handle.complete(self._fatal or Closed(f"{call.what}: the store is closed"))
+        handle.wait()
+        return call.bodies
 
     def configure(self, config: CommConfig) -> None:
         """Use ``config`` from the next operation on, at this worker."""
@@ -341,16 +353,15 @@ class CommunicationLoop:
     def _receive(self, server: _Server, now: float) -> None:
         lane = server.lane
         server.heard_at = now
-        for _ in range(RECEIVE_BATCH):
-            header = lane.receive()
-            if header is None:
+        for already in range(RECEIVE_BATCH):
+            received = lane.receive(ready=not already)
+            if received is None:
                 return
+            header, payload = received
             message = messages.decode_data(header)
             if isinstance(message, messages.Data):
-                self._receive_data(server, message)
-                continue
-            lane.drop_payload()
-            if isinstance(message, messages.Ack):
+                self._receive_data(server, message, payload)
+            elif isinstance(message, messages.Ack):
                 self.traffic.acknowledged(server.peer.rank, message.seq, now)
             elif isinstance(message, messages.Hello):
                 self._resume(server, message, now)
@@ -367,29 +378,13 @@ class CommunicationLoop:
         for message in self.traffic.resume(server.peer.rank, hello.expected, now):
             server.lane.send(message.header, message.payload)
 
-    def _receive_data(self, server: _Server, message: messages.Data) -> None:
-        lane = server.lane
+    def _receive_data(self, server: _Server, message: messages.Data, payload: Optional[memoryview]) -> None:
         if not server.receiver.accept(message.seq):
-            lane.drop_payload()
             if server.receiver.gap_begins:
                 self._greet(server)
             return
-        spans = message.spans
-        if len(spans) == 1 and spans[0].kind is SpanKind.RESULT and spans[0].place is None:
-            span = spans[0]
-            key, target = self._target(span)
-            if key is None or target is None:
-                lane.drop_payload()
-            elif not lane.payload_into(target.data):
-                raise AutoByteError(f"server {server.peer.rank} sent a payload that is not as long as its span {span}")
-            else:
-                self._advance(key, span.count)
-                self.traffic.received(target.nbytes)
-            return
-        payload = lane.payload()
-        lane.drop_payload()
         offset = taken = 0
-        for span in spans:
+        for span in message.spans:
             if span.place is None:
                 end = self._receive_span(span, payload, offset)
                 taken += end - offset
@@ -414,11 +409,11 @@ class CommunicationLoop:
             known = key or self._keys.get(span.tensor_id)
             if known is None or payload is None:
                 raise AutoByteError(f"a server sent a result that nobody asked for: {span}")
-            end += span.count * known.itemsize
+            end += span.encoded_bytes or span.count * known.dtype.itemsize
             if key is not None and target is not None:
                 if end > payload.nbytes:
                     raise AutoByteError(f"a server sent a payload that is shorter than its span {span}")
-                np.copyto(target, np.frombuffer(payload, np.uint8, target.size, offset))
+                np.copyto(target, _raw(payload[offset:end], span, key))
                 self._advance(key, span.count)
         else:
             self.traffic.counters.malformed()
@@ -482,7 +477,12 @@ class CommunicationLoop:
         if operation.send is not None:
             payload = operation.send.view(np.uint8).data
             place = self.memory.place(operation.send)
-        itemsize = key.itemsize
+        encoder = key.encoder if kind in (SpanKind.PUSH, SpanKind.PUSH_PULL) else None
+        if encoder is not None:
+            assert operation.send is not None
+            encoder.begin(operation.version, operation.send)
+            payload = place = None
+        itemsize = key.dtype.itemsize
         for shard in tensor.shards:
             if shard.start == shard.stop:
                 continue
@@ -501,6 +501,8 @@ class CommunicationLoop:
                 payload,
                 ranges,
                 place if reads else None,
+                encoder,
+                operation.settings,
             )
             self.traffic.put(shard.server, transfer, now)
 
@@ -519,7 +521,7 @@ class CommunicationLoop:
             self._step_key = key
         if key is self._step_key:
             self.traffic.counters.step_began(now)
-        self.traffic.counters.pushed(key.size * key.itemsize)
+        self.traffic.counters.pushed(key.size * key.dtype.itemsize)
 
     # --------------------------------------------------------------------------------- collectives
 
@@ -530,6 +532,10 @@ class CommunicationLoop:
     def _enter_barrier(self, call: _Call, name: str) -> None:
         if not self._refuse(call):
             self._membership.send(messages.EnterBarrier(self._number(call), name))
+
+    def _send_command(self, call: _Call, name: str, body: bytes, agreed: str, collective: bool) -> None:
+        if not self._refuse(call):
+            self._membership.send(messages.Command(self._number(call), name, agreed, body, collective))
 
     def _refuse(self, call: _Call) -> bool:
         if self._fatal is not None:
@@ -568,6 +574,12 @@ class CommunicationLoop:
         if call.left == 0:
             self._membership.send(messages.Initialized(number))
 
+    def _command_done(self, message: messages.CommandDone) -> None:
+        call = self._calls.get(message.call)
+        if call is not None:
+            call.bodies = message.bodies
+        self._end_call(message.call, None)
+
     def _end_call(self, number: int, error: Optional[AutoByteError]) -> None:
         call = self._calls.pop(number, None)
         if call is None:
@@ -584,6 +596,8 @@ class CommunicationLoop:
             self._declared(message.call, message.tensors)
         elif isinstance(message, (messages.ValuesReady, messages.BarrierPassed)):
             self._end_call(message.call, None)
+        elif isinstance(message, messages.CommandDone):
+            self._command_done(message)
         elif isinstance(message, messages.CallFailed):
             self._end_call(message.call, error_from_code(message.code, message.text))
         elif isinstance(message, messages.ConfigUpdate):
@@ -673,6 +687,14 @@ class CommunicationLoop:
         self._left = True
         self._stop_at = time.monotonic() + LEAVE_SECONDS
         self._membership.send(messages.Leave(error))
+
+
+def _raw(payload: memoryview, span: messages.Span, key: _Key) -> NDArray[np.uint8]:
+    """Return the bytes of the elements that an answer brings."""
+    codec = key.tensor.spec.codec
+    if span.encoded_bytes == 0 or codec is None:
+        return np.frombuffer(payload, np.uint8)
+    return codec.decode(payload, span.count, key.dtype).view(np.uint8)
 
 
 def _for(what: object, error: AutoByteError) -> AutoByteError:

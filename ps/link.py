@@ -25,6 +25,7 @@ from collections import deque
 from heapq import heappop, heappush
 from typing import Iterable, Iterator, Optional, Union
 
+from ps.codecs import Encoder
 from ps.config import MIB, CommConfig
 from ps.messages import Data, Place, Span, SpanKind, encode
 
@@ -55,6 +56,10 @@ class Transfer:
         (start, count) in elements, ascending; consumed lazily. An ``ERROR`` has one range (0, payload bytes).
     place
         Where ``payload`` begins in shared memory, if the peer can read it there: then it is not sent.
+    encoder
+        What makes the payload, at the moment when a range leaves; ``payload`` is None then.
+    settings
+        As in :class:`ps.messages.Span`; the first range takes them along.
     """
 
     __slots__ = (
@@ -67,6 +72,8 @@ class Transfer:
         "payload",
         "ranges",
         "place",
+        "encoder",
+        "settings",
         "queued_at",
         "next_range",
         "next_bytes",
@@ -83,6 +90,8 @@ class Transfer:
         payload: Optional[memoryview],
         ranges: Iterator[tuple[int, int]],
         place: Optional[Place] = None,
+        encoder: Optional[Encoder] = None,
+        settings: bytes = b"",
     ) -> None:
         self.kind = kind
         self.tensor_id = tensor_id
@@ -93,6 +102,8 @@ class Transfer:
         self.payload = payload
         self.ranges = ranges
         self.place = place
+        self.encoder = encoder
+        self.settings = settings
         self.queued_at = 0.0
         self.next_range: Optional[tuple[int, int]] = None
         self.next_bytes = 0  #: payload bytes of the next partition
@@ -103,7 +114,9 @@ class Transfer:
         self.next_range = following
         if following is None:
             return False
-        if self.payload is not None:
+        if self.encoder is not None:
+            self.next_bytes = self.encoder.encoded_bytes(following[1])
+        elif self.payload is not None:
             self.next_bytes = following[1] * self.itemsize
         return True
 
@@ -262,7 +275,12 @@ class Link:
             transfer = queue[0][2]
             start, count, nbytes, partitions = transfer.take(join_bytes)
             place = transfer.place
-            if transfer.payload is not None:
+            encoded_bytes = 0
+            if transfer.encoder is not None:
+                parts.append(transfer.encoder.encode(start - transfer.origin, count))
+                encoded_bytes = parts[-1].nbytes
+                payload_bytes += encoded_bytes
+            elif transfer.payload is not None:
                 offset = (start - transfer.origin) * transfer.itemsize
                 if place is None:
                     parts.append(transfer.payload[offset : offset + nbytes])
@@ -270,8 +288,19 @@ class Link:
                     place = Place(place.fd, place.inode, place.offset + offset)
                 payload_bytes += nbytes
             spans.append(
-                Span(transfer.kind, transfer.tensor_id, transfer.version, start, count, transfer.priority, place)
+                Span(
+                    transfer.kind,
+                    transfer.tensor_id,
+                    transfer.version,
+                    start,
+                    count,
+                    transfer.priority,
+                    place,
+                    encoded_bytes,
+                    transfer.settings,
+                )
             )
+            transfer.settings = b""
             self.partitions_sent += partitions
             # a loop may queue after its turn's now
             self.queue_wait_seconds += partitions * max(0.0, now - transfer.queued_at)

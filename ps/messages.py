@@ -22,6 +22,7 @@ from typing import Optional, Union
 
 import msgspec
 
+from ps.codecs import Codec
 from ps.config import CommConfig, Role
 from ps.errors import ErrorCode
 from ps.stats import Observation
@@ -109,7 +110,9 @@ class Span(msgspec.Struct, array_like=True, frozen=True):
     ``start`` counts elements from the beginning of the *tensor* (not of the shard); ``count`` is the number
     of elements, except for ``ERROR``, where it is the number of payload bytes. ``priority`` is MXNet's: larger is
     more urgent (Gluon passes ``-i``); the server's answer travels with the priority of the request.
-    ``place`` is set where the payload is not in the message.
+    ``place`` is set where the payload is not in the message. ``encoded_bytes`` is the size of a payload that the
+    tensor's codec has made; 0 for raw elements. The first span of a push of worker 0 brings along the ``settings`` of
+    the servers' optimizer that hold from this version on, where they have changed.
     """
 
     kind: SpanKind
@@ -119,6 +122,8 @@ class Span(msgspec.Struct, array_like=True, frozen=True):
     count: int
     priority: int
     place: Optional[Place] = None
+    encoded_bytes: int = 0
+    settings: bytes = b""
 
 
 class Probe(msgspec.Struct, array_like=True, frozen=True):
@@ -192,7 +197,8 @@ class Storage(str, enum.Enum):
 class TensorSpec(msgspec.Struct, array_like=True, frozen=True):
     """What all ranks must agree on about a key. ``dtype`` is NumPy's name, such as ``float32``.
 
-    A ``whole`` tensor lives on one server, which gives it to an updater in one piece.
+    A ``whole`` tensor lives on one server, which gives it to an updater in one piece. ``codec`` encodes what is pushed;
+    first values travel as they are.
     """
 
     name: str
@@ -201,6 +207,7 @@ class TensorSpec(msgspec.Struct, array_like=True, frozen=True):
     mode: Mode = Mode.SYNC
     stype: Storage = Storage.DEFAULT
     whole: bool = False
+    codec: Optional[Codec] = None
 
 
 class Tensor(msgspec.Struct, array_like=True, frozen=True):
@@ -445,7 +452,7 @@ def encode(message: Union[DataMessage, ControlMessage]) -> bytes:
     return _encoder.encode(message)
 
 
-def decode_data(frame: bytes) -> Optional[DataMessage]:
+def decode_data(frame: Union[bytes, memoryview]) -> Optional[DataMessage]:
     """Return the data message in ``frame``, or None where it is malformed."""
     try:
         return _data_decoder.decode(frame)

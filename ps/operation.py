@@ -37,9 +37,22 @@ class Operation:
         Larger is more urgent, as in MXNet.
     done
         Called once, on the communication thread, with None or the error. It must not block.
+    settings
+        Of a push of worker 0: what the servers' optimizer takes note of first (:class:`ps.messages.Span`).
     """
 
-    __slots__ = ("tensor", "kind", "send", "receive", "priority", "done", "version", "remaining", "started_at")
+    __slots__ = (
+        "tensor",
+        "kind",
+        "send",
+        "receive",
+        "priority",
+        "done",
+        "settings",
+        "version",
+        "remaining",
+        "started_at",
+    )
 
     def __init__(
         self,
@@ -49,6 +62,7 @@ class Operation:
         receive: Optional[NDArray[Any]],
         priority: int,
         done: Callable[[Optional[AutoByteError]], None],
+        settings: bytes = b"",
     ) -> None:
         self.tensor = tensor
         self.kind = kind
@@ -56,6 +70,7 @@ class Operation:
         self.receive = receive
         self.priority = priority
         self.done = done
+        self.settings = settings
         self.version = 0
         self.remaining = 0
         self.started_at = 0.0

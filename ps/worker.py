@@ -9,11 +9,12 @@ from __future__ import annotations
 import sys
 import threading
 from types import TracebackType
-from typing import Any, Callable, Mapping, Optional, Type, Union
+from typing import Any, Callable, Mapping, Optional, Sequence, Type, Union
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ps.codecs import Codec, codec_of, describe
 from ps.communication import CommunicationLoop
 from ps.config import CommConfig, Role, Settings
 from ps.errors import AutoByteError, Closed, TensorError
@@ -121,6 +122,7 @@ class Worker:
         *,
         mode: Mode = Mode.SYNC,
         whole: bool = False,
+        codec: Union[None, str, Mapping[str, Any], Codec] = None,
     ) -> None:
         """Give keys their first value: rank 0's. Collective: returns when all ranks may use the keys.
 
@@ -130,25 +132,35 @@ class Worker:
             One key and its value, or a mapping of several (one round trip for all).
         mode, whole
             As in :class:`~ps.messages.TensorSpec`; alike on all ranks.
+        codec
+            How what is pushed to these keys is encoded (:func:`ps.codecs.codec_of`), such as ``"2bit"`` or
+            ``{"type": "topk", "ratio": 0.01}``; alike on all ranks. The first values travel as they are.
 
         Raises
         ------
         TensorError
-            The ranks disagree about shape or dtype, the key exists, or the dtype cannot be summed.
+            The ranks disagree about shape, dtype or codec, the key exists, or the dtype cannot be summed or encoded.
+        SettingsError
+            There is no such codec.
         DeadlineExceeded
             A rank did not initialise the key.
         """
         named = {key: value} if isinstance(key, str) else key
         values = {name: np.array(item, order="C") for name, item in named.items()}
-        specs = [_spec(name, array, mode, whole) for name, array in values.items()]
+        chosen = None if codec is None else codec_of(codec)
+        specs = [_spec(name, array, mode, whole, chosen) for name, array in values.items()]
+        self.init_tensors(specs, values)
+
+    def init_tensors(self, specs: Sequence[TensorSpec], values: Mapping[str, NDArray[Any]]) -> None:
+        """Do what :meth:`init` does, with C-contiguous ``values`` and without any copy or check."""
         self._loop.init(specs, values).wait()
 
     def begin_init(
         self, spec: TensorSpec, value: NDArray[Any], done: Callable[[Optional[AutoByteError]], None]
     ) -> None:
-        """Begin an :meth:`init` of one key and return; ``done`` is called with None or the error, on another thread.
+        """Begin an :meth:`init_tensors` of one key and return; ``done`` is called on another thread.
 
-        ``value`` is C-contiguous and not to be changed until then; operations on the key are to be submitted after it.
+        ``value`` is not to be changed until then; operations on the key are to be submitted after it.
         """
         self._loop.begin_init([spec], {spec.name: value}, done)
 
@@ -197,6 +209,27 @@ class Worker:
             A rank did not come; the text names it.
         """
         self._loop.barrier(name).wait()
+
+    def command(self, name: str, body: bytes = b"", agreed: str = "", collective: bool = True) -> list[bytes]:
+        """Have every server execute command ``name``; return their replies, by rank.
+
+        Parameters
+        ----------
+        body
+            For the servers; of a collective command rank 0's is used.
+        agreed
+            What all ranks must give alike: a word or two, since an error shows it.
+        collective
+            Whether to wait until every worker has called it. Otherwise the servers execute it at once.
+
+        Raises
+        ------
+        SettingsError
+            The ranks differ, or a server refused; the text tells why.
+        DeadlineExceeded, PeerLost
+            A rank did not call it, or a node was lost.
+        """
+        return self._loop.command(name, body, agreed, collective)
 
     # ------------------------------------------------------------------------------- tuning and the end
 
@@ -274,7 +307,9 @@ class Worker:
         return out
 
 
-def _spec(name: str, array: NDArray[Any], mode: Mode, whole: bool) -> TensorSpec:
+def _spec(name: str, array: NDArray[Any], mode: Mode, whole: bool, codec: Optional[Codec]) -> TensorSpec:
     if array.dtype.name not in DTYPES:
         raise TensorError(f"init({name!r}): dtype {array.dtype} cannot be summed; use one of {sorted(DTYPES)}")
-    return TensorSpec(name, array.shape, array.dtype.name, mode, whole=whole)
+    if codec is not None and not codec.accepts(array.dtype):
+        raise TensorError(f"init({name!r}): {describe(codec)} encodes no {array.dtype}; leave the codec out")
+    return TensorSpec(name, array.shape, array.dtype.name, mode, whole=whole, codec=codec)

@@ -14,12 +14,15 @@ import dataclasses
 import math
 from typing import Optional, Sequence
 
+import numpy as np
+
+from ps.codecs import describe
 from ps.messages import Mode, Storage, Tensor, TensorSpec
 from ps.placement import Placement
+from ps.rows import row_width
 from scheduler.wording import ranks_text
 
 __all__ = ["Entry", "Tensors"]
-from ps.rows import row_width
 
 #: What servers can sum, as MXNet names it, and bytes per element.
 ITEMSIZE = {
@@ -36,11 +39,11 @@ MAX_TENSORS = 1_000_000
 MAX_NAME_LENGTH = 1024
 MAX_DIMENSIONS = 32
 MAX_ELEMENTS = 1 << 53
+#: From so many rows on, shards begin between rows: it costs no balance, and the tensor can be pushed by rows.
+MANY_ROWS = 256
 
 
 @dataclasses.dataclass(eq=False)
-#: From so many rows on, shards begin between rows: it costs no balance, and the tensor can be pushed by rows.
-MANY_ROWS = 256
 class Entry:
     """One name."""
 
@@ -118,7 +121,7 @@ class Tensors:
             return ""
         versions = ", ".join(f"{_text(spec)} on {ranks_text(ranks)}" for spec, ranks in ranks_by_spec.items())
         forms = {(spec.shape, spec.dtype) for spec in ranks_by_spec}
-        same = "shape and dtype" if len(forms) > 1 else "kind of store, storage type and optimizer"
+        same = "shape and dtype" if len(forms) > 1 else "kind of store, storage type, optimizer and compression"
         return f"{entry.name!r} differs between the ranks: {versions}; give all ranks the same {same}"
 
     def place(self, entry: Entry) -> Tensor:
@@ -152,6 +155,8 @@ def _text(spec: TensorSpec) -> str:
         text += f" {spec.mode.value}"
     if spec.stype is not Storage.DEFAULT:
         text += f" {spec.stype.value}"
+    if spec.codec is not None:
+        text += f" {describe(spec.codec)}"
     return f"{text} whole" if spec.whole else text
 
 
@@ -160,8 +165,10 @@ def _malformed(spec: TensorSpec) -> str:
         return f"the name {spec.name[:40]!r}... has {len(spec.name)} characters: expected 1 to {MAX_NAME_LENGTH}"
     if spec.dtype not in ITEMSIZE:
         return f"{spec.name!r}: cannot sum dtype {spec.dtype[:40]!r}: expected one of {', '.join(ITEMSIZE)}"
+    if spec.codec is not None and not spec.codec.accepts(np.dtype(spec.dtype)):
+        return f"{spec.name!r}: {describe(spec.codec)} encodes no {spec.dtype}"
     if len(spec.shape) > MAX_DIMENSIONS or min(spec.shape, default=0) < 0 or math.prod(spec.shape) > MAX_ELEMENTS:
         return f"{spec.name!r}: shape {spec.shape[:MAX_DIMENSIONS]} is no shape of at most {MAX_ELEMENTS} elements"
-    return ""
     if spec.stype is Storage.ROW_SPARSE and not spec.shape:
         return f"{spec.name!r}: a scalar has no rows; a row-sparse tensor has a shape of at least one dimension"
+    return ""

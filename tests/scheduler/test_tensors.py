@@ -127,7 +127,8 @@ def test_a_disagreement_about_the_mode_or_the_storage() -> None:
     entry = book.declare(2, TensorSpec("a", (4,), "float32", stype=Storage.ROW_SPARSE, whole=True))
     assert book.disagreement(entry) == (
         "'a' differs between the ranks: (4,) float32 on worker 0, (4,) float32 async on worker 1,"
-        " (4,) float32 row_sparse whole on worker 2; give all ranks the same kind of store, storage type and optimizer"
+        " (4,) float32 row_sparse whole on worker 2; give all ranks the same kind of store, storage type,"
+        " optimizer and compression"
     )
 
 
