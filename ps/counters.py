@@ -73,6 +73,7 @@ class Counters:
 
     def __init__(self, role: Role, rank: int, num_workers: int, num_servers: int, now: float) -> None:
         self.rank = rank
+        self.nonfinite = 0  #: elements that were infinite or no number, since the start
         self._role = role
         self._num_workers = num_workers
         self._num_servers = num_servers
@@ -201,6 +202,7 @@ class Counters:
             cpu_seconds=cpu_seconds - before.cpu_seconds,
             sum_bytes=self._sum_bytes,
             sum_seconds=self._sum_seconds,
+            nonfinite=self.nonfinite,
             malformed=self._malformed,
         )
         self._window_began = now

@@ -1,20 +1,21 @@
-"""A server's book of one shard in synchronous sum mode: who has pushed how far, and the sum.
+"""The book of a synchronous shard: rounds, in which every worker pushes once.
 
-Ranges are summed, not partitions. The ranges of one worker arrive in ascending order, so its progress in a
-round is one number, its *watermark*. An arriving range is added where it lies below the highest watermark, and copied
+Ranges are summed, not partitions. An arriving range is added where it lies below the highest watermark, and copied
 above it; what lies below the lowest watermark is complete and is never written again in this round. Hence
 workers may cut the same tensor differently, even in the same round.
 
 Invariants:
 
 * each element of a round is reported complete exactly once, in ascending order, and then holds exactly the sum of what
-  all workers pushed for it in that round;
+  all workers pushed for it in that round, or the value that the updater made with that sum;
 * rounds never mix: a push must name the open round, ``version + 1``; one that names an earlier round, or a range
   below the watermark, was sent twice and is dropped.
 
-Two buffers alternate, value and accumulator, so that answers are sent from them without a copy. Round ``v + 1``
-accumulates in the value of round ``v - 1``: no answer from it can be outstanding, because every worker has
-pushed to round ``v``, and a worker pushes to a key only when its previous operation on it has its answer.
+Two buffers, so that answers are sent without a copy. Without an updater value and accumulator alternate: round
+``v + 1`` accumulates in the value of round ``v - 1``. With one, the value is changed in place, element by
+element as the round completes. No answer from what is written can be outstanding, because every worker has
+pushed these elements (of round ``v + 1``, or at least of round ``v``), and a worker pushes to a key only when its
+previous operation on it has its answer.
 
 float16 is summed in float32 and rounded once when a range completes; other types are summed as they are. A sum
 out of range is inf (or wraps, for integers), as NumPy has it; whether NumPy warns of that is the caller's choice
@@ -23,52 +24,20 @@ out of range is inf (or wraps, for integers), as NumPy has it; whether NumPy war
 
 from __future__ import annotations
 
-from typing import Any, Callable, Optional
+from typing import Any, Optional, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-__all__ = ["Ledger", "LedgerError"]
+from ps.book import Array, Book, Completion, Empty, LedgerError, count_nonfinite
+from ps.updater import Updater
 
-Array = NDArray[Any]
-
-
-class LedgerError(ValueError):
-    """A push or a first value that does not fit the book. Nothing was changed."""
+__all__ = ["Ledger", "OrderedLedger", "LedgerError"]
 
 
-class Ledger:
-    """The book of elements ``start`` to ``stop`` of tensor ``name``, pushed by ``num_workers`` workers.
+class Ledger(Book):
+    """Rounds that are summed as pushes arrive; see the module and :class:`~ps.book.Book`."""
 
-    ``empty(size, dtype)`` allocates the two buffers that answers are sent from.
-
-    Attributes
-    ----------
-    version
-        Number of complete rounds; 0 is the first value.
-    opened_at
-        When the first push to the open round came, in seconds; None where no round is open.
-    duplicates
-        Ranges dropped because they had been received before.
-    """
-
-    __slots__ = (
-        "name",
-        "start",
-        "stop",
-        "dtype",
-        "num_workers",
-        "_empty",
-        "version",
-        "opened_at",
-        "duplicates",
-        "_value",
-        "_result",
-        "_sums",
-        "_marks",
-        "_filled",
-        "_end",
-    )
+    __slots__ = ("_result", "_sums", "_complete", "_ready", "_updates")
 
     def __init__(
         self,
@@ -77,110 +46,62 @@ class Ledger:
         stop: int,
         dtype: np.dtype[Any],
         num_workers: int,
-        empty: Callable[[int, np.dtype[Any]], Array] = np.empty,
+        whole: bool = False,
+        empty: Empty = np.empty,
     ) -> None:
-        dtype = np.dtype(dtype)
-        if not 0 <= start <= stop:
-            raise LedgerError(f"{name!r}: a shard of elements {start} to {stop}; expected 0 <= start <= stop")
-        if dtype.kind not in "fiu":
-            raise LedgerError(f"{name!r}: cannot sum {dtype}; expected a type of floats or integers")
-        if num_workers < 1:
-            raise LedgerError(f"{name!r}: {num_workers} workers; expected at least 1")
-        self.name = name
-        self.start = start
-        self.stop = stop
-        self.dtype = dtype
-        self.num_workers = num_workers
-        self._empty = empty
-        self.version = 0
-        self.opened_at: Optional[float] = None
-        self.duplicates = 0
-        self._value: Array = np.empty(0, dtype)
-        self._result: Optional[Array] = None  # of the open round, as it will be sent
+        super().__init__(name, start, stop, dtype, num_workers, whole, empty)
+        self._result: Optional[Array] = None  # of the open round, in the tensor's type
         self._sums: Optional[Array] = None  # of the open round; the same array, except for float16
-        # An empty shard has one element that takes no memory, so that its rounds need no rules of their own.
-        self._end = max(stop, start + 1)
-        self._filled = start
-        self._marks = [start] * num_workers
+        self._complete = start  # up to here the open round has its sum
+        self._ready = start  # and up to here its answer
+        self._updates: Optional[Updater] = None  # of the open round
 
-    @property
-    def initialized(self) -> bool:
-        return self._filled == self._end
+    def __str__(self) -> str:
+        return f"{self.name!r}, round {self.version + 1}"
 
-    @property
-    def value(self) -> Array:
-        """The last complete round, shape ``(stop - start,)``."""
-        if not self.initialized:
-            raise LedgerError(f"{self.name!r}: the first value is not complete yet")
-        return self._value
-
-    def initialize(self, start: int, values: Array) -> bool:
-        """Take the next range of the first value; return True when it is complete.
-
-        Raises
-        ------
-        LedgerError
-            The value is complete already, or this is not its next range, or of another type.
-        """
-        end = start + (values.size or self._end - self.stop)
-        if self.initialized:
-            raise LedgerError(f"{self.name!r} has its first value already; a key is initialised once")
-        if start != self._filled or end > self._end or values.dtype != self.dtype or values.ndim != 1:
-            raise LedgerError(
-                f"{self.name!r}: first value of elements {start} to {start + values.size}, {values.dtype}; "
-                f"expected elements from {self._filled} up to {self.stop}, {self.dtype}"
-            )
-        if start == self.start:
-            self._value = self._empty(self.stop - self.start, self.dtype)
-        self._value[start - self.start : end - self.start] = values
-        self._filled = end
-        return self.initialized
-
-    def push(self, worker: int, version: int, start: int, values: Array, now: float) -> Optional[tuple[int, int]]:
-        """Sum a range of a worker's gradient.
-
-        Parameters
-        ----------
-        worker
-            Rank of the worker.
-        version
-            The round, counted from 1.
-        start
-            First element of the range, counted from the beginning of the tensor.
-        values
-            1-D, of the tensor's dtype; may be read-only. Not kept.
-        now
-            Seconds.
-
-        Returns
-        -------
-        (start, stop) or None
-            Elements that have become complete, or None. When the whole shard is complete the round closes.
-            An empty shard answers ``(start, start)`` when all have pushed.
-
-        Raises
-        ------
-        LedgerError
-            Another version, type or range than what this worker may push next.
-        """
-        marks = self._marks
+    def push(self, worker: int, version: int, start: int, values: Array, now: float) -> Sequence[Completion]:
         end = start + (values.size or self._end - self.stop)
         if (
             version != self.version + 1
             or not 0 <= worker < self.num_workers
-            or start != marks[worker]
+            or start != self._marks[worker]
             or end > self._end
             or values.dtype != self.dtype
             or values.ndim != 1
             or self._filled != self._end
         ):
             self._drop_duplicate(worker, version, start, values)
-            return None
+            return ()
         if self.opened_at is None:
             self._open(now)
-        lowest, highest = min(marks), max(marks)
-        sums: Array = self._sums  # type: ignore[assignment]  # an open round has its accumulator
+        complete = self._sum(worker, start, end, values)
+        if complete == self._complete:
+            return ()
+        self._completed(self._complete, complete)
+        first, self._complete = self._ready, complete
+        if complete == self._end:
+            self._close()
+            return (Completion(first, self.stop),)
+        if self.whole and self._updates is not None:
+            return ()
+        self._ready = complete
+        return (Completion(first, complete),)
+
+    def _open(self, now: float) -> None:
+        self.opened_at = now
+        self._updates = self.updater
+        if self._result is None:
+            self._result = self._empty(self._value.size, self.dtype)
+        if self.dtype != np.float16:
+            self._sums = self._result
+        elif self._sums is None:
+            self._sums = np.empty(self._value.size, np.float32)
+
+    def _sum(self, worker: int, start: int, end: int, values: Array) -> int:
+        """Add the next range of a worker; return up to which element the sum is complete."""
+        highest = max(self._marks)
         base = self.start
+        sums: Array = self._sums  # type: ignore[assignment]  # an open round has its accumulator
         if start >= highest:
             sums[start - base : end - base] = values
         elif end <= highest:
@@ -190,84 +111,121 @@ class Ledger:
             target = sums[start - base : highest - base]
             np.add(target, values[: highest - start], out=target)
             sums[highest - base : end - base] = values[highest - start :]
-        marks[worker] = end
-        complete = min(marks)
-        if complete == lowest:
-            return None
-        if self._result is not sums:
-            self._result[lowest - base : complete - base] = sums[lowest - base : complete - base]  # type: ignore[index]
-        if complete < self._end:
-            return lowest, complete
-        self._close()
-        return lowest, self.stop
+        self._marks[worker] = end
+        return min(self._marks)
 
-    def _open(self, now: float) -> None:
-        self.opened_at = now
-        if self._result is None:
-            self._result = self._empty(self._value.size, self.dtype)
-        if self.dtype != np.float16:
-            self._sums = self._result
-        elif self._sums is None:
-            self._sums = np.empty(self._value.size, np.float32)
+    def _completed(self, start: int, end: int) -> None:
+        """Round the sum of a range, look at it, and let the updater have it."""
+        section = slice(start - self.start, end - self.start)
+        gradient = self._result[section]  # type: ignore[index]  # a round is open
+        if self._result is not self._sums:
+            gradient[:] = self._sums[section]  # type: ignore[index]
+        self.nonfinite += count_nonfinite(gradient)
+        if self._updates is None:
+            return
+        if not self.whole:
+            stop = min(end, self.stop)
+            self._updates.update(self.version + 1, start, stop, gradient, self._value[section])
+        elif end == self._end:
+            self._updates.update(self.version + 1, self.start, self.stop, self._result, self._value)  # type: ignore[arg-type]
 
     def _close(self) -> None:
-        self._value, self._result = self._result, self._value  # type: ignore[assignment]  # it was open
+        if self._updates is None:
+            self._value, self._result = self._result, self._value  # type: ignore[assignment]  # it was open
         self.version += 1
         self.opened_at = None
+        self._complete = self._ready = self.start
         self._marks = [self.start] * self.num_workers
 
-    def _drop_duplicate(self, worker: int, version: int, start: int, values: Array) -> None:
-        """Count a push that was had before; raise for any other that is not the next one of its worker."""
-        stop = start + values.size
-        expected = ""
-        if not 0 <= worker < self.num_workers:
-            expected = f"a rank below {self.num_workers}"
-        elif not self.initialized:
-            expected = "no push before the first value is complete"
-        elif values.dtype != self.dtype or values.ndim != 1:
-            expected = f"{self.dtype}, 1-D"
-        elif version > self.version + 1:
-            expected = f"version {self.version + 1}"
-        elif not self.start <= start <= stop <= self.stop:
-            expected = f"elements within {self.start} to {self.stop}"
-        elif version == self.version + 1 and stop > self._marks[worker]:
-            expected = f"the range from element {self._marks[worker]} on"
-        if expected:
-            raise LedgerError(
-                f"{self.name!r}: worker {worker} pushed elements {start} to {stop} of version {version}, "
-                f"{values.dtype}, {values.ndim}-D; expected {expected}"
-            )
-        self.duplicates += 1
+    def view(self, start: int, stop: int) -> Array:
+        """Return elements of the newest round in which they are complete, without a copy.
 
-    def watermark(self, worker: int) -> int:
-        """Return up to which element ``worker`` has pushed in the open round."""
-        return min(self._marks[worker], self.stop)
+        The array stays as it is until all workers have pushed these elements once more, or, without an updater, until
+        one of them has begun another push after that.
+        """
+        self._check_range(start, stop)
+        if start < self._ready < stop:
+            raise LedgerError(
+                f"{self.name!r}: elements {start} to {stop} are of two rounds: "
+                f"round {self.version + 1} is complete up to {self._ready}"
+            )
+        if start < self._ready and self._updates is None and self._result is not None:
+            return self._result[start - self.start : stop - self.start]
+        return self.value[start - self.start : stop - self.start]
 
     def missing(self) -> list[int]:
         """Return the workers that the open round waits for: those behind the one that is farthest."""
         highest = max(self._marks)
         return [worker for worker, mark in enumerate(self._marks) if mark < highest]
 
-    def view(self, start: int, stop: int) -> Array:
-        """Return elements of the newest round in which they are complete, without a copy.
+    def needs(self, worker: int) -> bool:
+        return self.opened_at is not None and self._marks[worker] < self._end
 
-        The array stays as it is until all workers have pushed once more to this shard.
+    def give_up(self) -> list[int]:
+        """End the open round, for all workers; this book is of no more use."""
+        self.opened_at = None
+        return list(range(self.num_workers))
 
-        Raises
-        ------
-        LedgerError
-            Out of the shard, no first value yet, or elements of two rounds.
-        """
-        if not self.start <= start <= stop <= self.stop:
-            raise LedgerError(
-                f"{self.name!r}: asked for elements {start} to {stop}; expected a range of {self.start} to {self.stop}"
-            )
-        complete = min(self._marks)
-        if start < complete < stop:
-            raise LedgerError(
-                f"{self.name!r}: elements {start} to {stop} are of two rounds: "
-                f"round {self.version + 1} is complete up to {complete}"
-            )
-        if start < complete and self._result is not None:
-            return self._result[start - self.start : stop - self.start]
-        return self.value[start - self.start : stop - self.start]
+    def _next_version(self, worker: int) -> int:
+        return self.version + 1
+
+
+class OrderedLedger(Ledger):
+    """Sums in the order of the ranks, ``(w0 + w1) + w2``, for equal bits whatever the order of arrival and the cuts.
+
+    An element of rank r is added when rank r - 1 has been; what comes early is kept until then.
+    """
+
+    __slots__ = ("_summed", "_early")
+
+    def __init__(
+        self,
+        name: str,
+        start: int,
+        stop: int,
+        dtype: np.dtype[Any],
+        num_workers: int,
+        whole: bool = False,
+        empty: Empty = np.empty,
+    ) -> None:
+        super().__init__(name, start, stop, dtype, num_workers, whole, empty)
+        self._summed = [start] * num_workers  # up to which element each rank is part of the sum; descending
+        self._early: list[list[tuple[int, int, Array]]] = [[] for _ in range(num_workers)]
+
+    def _sum(self, worker: int, start: int, end: int, values: Array) -> int:
+        self._marks[worker] = end
+        turn = self._turn(worker)
+        if start < turn:  # so nothing of this rank is waiting
+            stop = min(end, turn)
+            self._add(worker, start, stop, values[: stop - start])
+            start, values = stop, values[stop - start :]
+        if start < end:
+            self._early[worker].append((start, end, values.copy()))
+        for follower in range(worker + 1, self.num_workers):
+            self._add_early(follower)
+        return self._summed[-1]
+
+    def _turn(self, worker: int) -> int:
+        """Return up to which element it is the turn of ``worker``."""
+        return self._summed[worker - 1] if worker else self._end
+
+    def _add_early(self, worker: int) -> None:
+        turn, early = self._turn(worker), self._early[worker]
+        while early and early[0][0] < turn:
+            start, end, values = early.pop(0)
+            stop = min(end, turn)
+            self._add(worker, start, stop, values[: stop - start])
+            if stop < end:
+                early.insert(0, (stop, end, values[stop - start :]))
+
+    def _add(self, worker: int, start: int, stop: int, values: Array) -> None:
+        target = self._sums[start - self.start : stop - self.start]  # type: ignore[index]  # a round is open
+        if worker:
+            np.add(target, values, out=target)
+        else:
+            target[:] = values
+        self._summed[worker] = stop
+
+    def _close(self) -> None:
+        super()._close()
+        self._summed = [self.start] * self.num_workers

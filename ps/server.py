@@ -21,9 +21,9 @@ import numpy as np
 import zmq
 
 from ps import messages
+from ps.book import LedgerError
 from ps.config import Role, Settings
 from ps.errors import AutoByteError, ErrorCode, SettingsError
-from ps.ledger import LedgerError
 from ps.link import Receiver
 from ps.membership import Membership
 from ps.messages import Span
@@ -77,7 +77,12 @@ class Server:
                 self.rank, started = self._membership.register(lambda: self._ending)
                 self._session = started.session
                 self._book = ShardBook(
-                    self.rank, self.settings.num_workers, started.deadline_seconds, self._memory.empty
+                    self.rank,
+                    self.settings.num_workers,
+                    started.deadline_seconds,
+                    self._memory.empty,
+                    started.staleness,
+                    started.deterministic,
                 )
                 self._traffic.counters.rank = self.rank
                 self._traffic.configure(started.config)
@@ -247,10 +252,11 @@ class Server:
     # ---------------------------------------------------------------------------------- time passes
 
     def _check(self, now: float) -> None:
-        for line in self._book.slow_rounds(now):
+        for line in [*self._book.slow_pushes(now), *self._book.nonfinite_keys()]:
             log.warning("%s", line)
-        for answer in self._book.expired_rounds(now):
+        for answer in self._book.expired_pushes(now):
             self._answer(answer, now)
+        self._traffic.counters.nonfinite = self._book.nonfinite
         observation = self._traffic.report(now)
         if observation is not None:
             self._membership.send(messages.Report(observation))

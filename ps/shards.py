@@ -1,31 +1,38 @@
 """A server's shards: which worker waits for what, and what to answer.
 
-Pure: spans go in, :class:`Answer` objects come out, time is a parameter. The sums are the ledger's
-(:mod:`ps.ledger`); this class knows who asked in which way (push, pull or both), and whom to tell when a round
-cannot end.
+Pure: spans go in, :class:`Answer` objects come out, time is a parameter. What is complete is the books' to know
+(:mod:`ps.book`); this class knows who asked in which way (push, pull or both), and whom to tell when a push cannot be
+answered.
 
-Invariant: a worker has at most one operation per tensor under way, so each shard has at most one open round, and a
-range of it that is complete has been pushed, hence asked for, by every worker.
+Invariant: a worker has at most one operation per tensor under way, so its last push is the one by which it asked for
+whatever the book completes.
 """
 
 from __future__ import annotations
 
-from typing import Any, Callable, Iterator, Optional, Union
+import logging
+from typing import Any, Iterable, Iterator, Optional, Union
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ps.book import Book, Completion, Empty, LedgerError
+from ps.codecs import Codec, CodecError
 from ps.config import CommConfig
 from ps.errors import ErrorCode
-from ps.ledger import Ledger, LedgerError
+from ps.ledger import Ledger, OrderedLedger
 from ps.link import Transfer
-from ps.messages import Place, Span, SpanKind, Tensor
+from ps.messages import Mode, Place, Shard, Span, SpanKind, Tensor
 from ps.partition import cut
+from ps.tally import Tally
+from ps.updater import MakeUpdater
 
 __all__ = ["Answer", "ShardBook"]
 
 Array = NDArray[Any]
 Buffer = Union[memoryview, NDArray[np.uint8]]
+
+log = logging.getLogger("autobyte.server")
 
 #: After this long a line in the log says who is waited for.
 SLOW_SECONDS = 10.0
@@ -34,7 +41,7 @@ SLOW_SECONDS = 10.0
 class Answer:
     """Something for one worker: a result range, a notice that a range is complete, or an error."""
 
-    __slots__ = ("rank", "kind", "tensor_id", "version", "priority", "start", "count", "values")
+    __slots__ = ("rank", "kind", "tensor_id", "version", "priority", "start", "count", "values", "codec")
 
     def __init__(
         self,
@@ -55,6 +62,7 @@ class Answer:
         self.start = start
         self.count = count
         self.values = values
+        self.codec: Optional[Codec] = None  #: of the values on the wire
 
     @classmethod
     def of(cls, rank: int, kind: SpanKind, request: Span, start: int, count: int, values: Optional[Array]) -> Answer:
@@ -76,50 +84,103 @@ class Answer:
         else:
             itemsize = self.values.itemsize
             ranges = cut(self.start, stop, itemsize, config.partition_bytes)
-        payload = None if self.values is None else self.values.view(np.uint8).data
+        payload = encoder = None
+        if self.codec is not None and self.values is not None:
+            encoder = self.codec.encoder(self.count, self.values.dtype)
+            encoder.begin(self.version, self.values)
+            place = None
+        elif self.values is not None:
+            payload = self.values.view(np.uint8).data
         return Transfer(
-            self.kind, self.tensor_id, self.version, self.priority, itemsize, self.start, payload, ranges, place
+            self.kind,
+            self.tensor_id,
+            self.version,
+            self.priority,
+            itemsize,
+            self.start,
+            payload,
+            ranges,
+            place,
+            encoder,
         )
 
 
 class _Shard:
-    """One shard: its ledger, and the last span by which each worker asked for something of the open round."""
+    """One shard: its book, and the last span by which each worker pushed what is not answered."""
 
-    __slots__ = ("tensor", "ledger", "asked", "failed", "reported_slow")
+    __slots__ = ("tensor", "place", "book", "asked", "failed", "reported_slow", "reported_nonfinite")
 
-    def __init__(self, tensor: Tensor, ledger: Ledger, num_workers: int) -> None:
+    def __init__(self, tensor: Tensor, place: Shard, book: Book, num_workers: int) -> None:
         self.tensor = tensor
-        self.ledger = ledger
+        self.place = place
+        self.book = book
         self.asked: list[Optional[Span]] = [None] * num_workers
         self.failed: Optional[tuple[ErrorCode, str]] = None
         self.reported_slow = False
+        self.reported_nonfinite = False
 
 
 class ShardBook:
-    """All shards of the server with number ``server``; ``empty(size, dtype)`` allocates what it answers from."""
+    """All shards of one server.
+
+    Parameters
+    ----------
+    server
+        Its number.
+    empty
+        ``empty(size, dtype)`` allocates what it answers from.
+    staleness, deterministic
+        As in :class:`~ps.config.Settings`.
+    """
 
     def __init__(
         self,
         server: int,
         num_workers: int,
         deadline_seconds: float,
-        empty: Callable[[int, np.dtype[Any]], Array] = np.empty,
+        empty: Empty = np.empty,
+        staleness: int = -1,
+        deterministic: bool = False,
     ) -> None:
         self._server = server
         self._num_workers = num_workers
         self._deadline_seconds = deadline_seconds
         self._empty = empty
+        self._staleness = staleness
+        self._deterministic = deterministic
+        self._make_updater: Optional[MakeUpdater] = None
         self._shards: dict[int, _Shard] = {}
         self._gone: dict[int, str] = {}
 
     def add(self, tensors: list[Tensor]) -> None:
         """Take note of tensors, some or all of which have a shard here."""
         for tensor in tensors:
-            for shard in tensor.shards:
-                if shard.server == self._server and tensor.id not in self._shards:
-                    name, dtype = tensor.spec.name, np.dtype(tensor.spec.dtype)
-                    ledger = Ledger(name, shard.start, shard.stop, dtype, self._num_workers, self._empty)
-                    self._shards[tensor.id] = _Shard(tensor, ledger, self._num_workers)
+            for place in tensor.shards:
+                if place.server == self._server and tensor.id not in self._shards:
+                    book = self._new_book(tensor, place)
+                    for rank in self._gone:
+                        book.worker_gone(rank)
+                    if self._make_updater is not None:
+                        book.updater = self._make_updater(tensor, place)
+                    self._shards[tensor.id] = _Shard(tensor, place, book, self._num_workers)
+
+    def _new_book(self, tensor: Tensor, place: Shard) -> Book:
+        spec = tensor.spec
+        name, start, stop, dtype = spec.name, place.start, place.stop, np.dtype(spec.dtype)
+        if spec.mode is Mode.ASYNC:
+            return Tally(name, start, stop, dtype, self._num_workers, spec.whole, self._empty, self._staleness)
+        kind = OrderedLedger if self._deterministic else Ledger
+        return kind(name, start, stop, dtype, self._num_workers, spec.whole, self._empty)
+
+    def set_updater(self, make: MakeUpdater) -> None:
+        """Have the values of all shards, present and future, changed by the updaters that ``make`` returns.
+
+        A synchronous shard uses its updater from its next round on. Where ``make`` raises, nothing has changed.
+        """
+        updaters = [make(shard.tensor, shard.place) for shard in self._shards.values()]
+        self._make_updater = make
+        for shard, updater in zip(self._shards.values(), updaters):
+            shard.book.updater = updater
 
     def take(
         self, rank: int, span: Span, payload: Optional[Buffer], offset: int, now: float
@@ -139,92 +200,142 @@ class ShardBook:
         shard = self._shards.get(span.tensor_id)
         if shard is None:
             raise LedgerError(f"server {self._server} has no tensor {span.tensor_id}, which worker {rank} asks for")
-        ledger = shard.ledger
+        book = shard.book
         if span.kind is SpanKind.PULL:
             return [self._pulled(shard, rank, span)], offset
         if span.kind not in (SpanKind.PUSH, SpanKind.PUSH_PULL, SpanKind.INIT):
             raise LedgerError(f"worker {rank} sent {span.kind!r}, which only a server sends")
-        itemsize = ledger.dtype.itemsize
-        end = offset + span.count * itemsize
-        if payload is None or span.count < 0 or end > payload.nbytes:
+        end = offset + (span.encoded_bytes or span.count * book.dtype.itemsize)
+        if payload is None or span.count < 0 or not offset <= end <= payload.nbytes:
             raise LedgerError(
-                f"{ledger.name!r}: worker {rank} announced {span.count} elements of {itemsize} bytes, more than it sent"
+                f"{book.name!r}: worker {rank} announced {span.count} elements of {end - offset} bytes,"
+                " more than it sent"
             )
-        values = np.frombuffer(payload, ledger.dtype, span.count, offset)
+        values = _values(shard.tensor, span, payload[offset:end])
         if span.kind is SpanKind.INIT:
-            ledger.initialize(span.start, values)
+            book.initialize(span.start, values)
             return [Answer.of(rank, SpanKind.DONE, span, span.start, span.count, None)], end
         if shard.failed is not None:
             return [Answer.failure(rank, span, *shard.failed)], end
-        complete = ledger.push(rank, span.version, span.start, values, now)
+        try:
+            completions = book.push(rank, span.version, span.start, values, now)
+        except LedgerError:
+            raise
+        except Exception as error:  # the updater's
+            log.exception("%s", book)
+            shard.asked[rank] = span
+            text = f"{book}: the update failed at server {self._server}: {error!r}"
+            return self._fail(shard, range(self._num_workers), ErrorCode.INTERNAL, text), end
         shard.asked[rank] = span
-        if complete is not None:
-            return self._completed(shard, *complete), end
+        if completions:
+            return self._answers(shard, completions), end
         if self._gone:
             return self._fail_if_hopeless(shard), end
         return [], end
 
     def _pulled(self, shard: _Shard, rank: int, span: Span) -> Answer:
-        values = shard.ledger.view(span.start, span.start + span.count)
+        values = shard.book.view(span.start, span.start + span.count)
         return Answer.of(rank, SpanKind.RESULT, span, span.start, span.count, values)
 
-    def _completed(self, shard: _Shard, start: int, stop: int) -> list[Answer]:
-        values = shard.ledger.view(start, stop)
+    def _answers(self, shard: _Shard, completions: Iterable[Completion]) -> list[Answer]:
+        codec = shard.tensor.spec.codec
         answers = []
-        for rank, span in enumerate(shard.asked):
-            assert span is not None
-            if span.kind is SpanKind.PUSH_PULL:
-                answers.append(Answer.of(rank, SpanKind.RESULT, span, start, stop - start, values))
-            else:
-                answers.append(Answer.of(rank, SpanKind.DONE, span, start, stop - start, None))
-        if shard.ledger.opened_at is None:
-            shard.asked = [None] * self._num_workers
+        for start, stop, worker in completions:
+            values = shard.book.view(start, stop)
+            for rank in range(self._num_workers) if worker is None else (worker,):
+                span = shard.asked[rank]
+                assert span is not None
+                if span.kind is SpanKind.PUSH_PULL:
+                    answer = Answer.of(rank, SpanKind.RESULT, span, start, stop - start, values)
+                    if codec is not None and codec.encodes_answers:
+                        answer.codec = codec
+                    answers.append(answer)
+                else:
+                    answers.append(Answer.of(rank, SpanKind.DONE, span, start, stop - start, None))
+            if worker is not None:
+                shard.asked[worker] = None
+            elif shard.book.opened_at is None:
+                shard.asked = [None] * self._num_workers
+        if shard.book.opened_at is None:
             shard.reported_slow = False
         return answers
 
-    # ----------------------------------------------------------------------- rounds that cannot end
+    # ------------------------------------------------------------------ pushes that cannot be answered
 
     def worker_gone(self, rank: int, reason: str) -> list[Answer]:
-        """Take note that no more pushes will come from ``rank``; fail the rounds that need one."""
+        """Take note that no more pushes will come from ``rank``; fail those that need one, answer those that do not."""
         self._gone[rank] = reason
-        return [answer for shard in self._shards.values() for answer in self._fail_if_hopeless(shard)]
-
-    def _fail_if_hopeless(self, shard: _Shard) -> list[Answer]:
-        ledger = shard.ledger
-        if ledger.opened_at is None:
-            return []
-        needed = [rank for rank in self._gone if ledger.watermark(rank) < ledger.stop]
-        if not needed:
-            return []
-        reasons = ", ".join(f"worker {rank} {self._gone[rank]}" for rank in needed)
-        return self._fail(shard, ErrorCode.PEER_LOST, f"{ledger.name!r}, round {ledger.version + 1}: {reasons}")
-
-    def _fail(self, shard: _Shard, code: ErrorCode, text: str) -> list[Answer]:
-        shard.failed = (code, text)
-        shard.ledger.opened_at = None
-        asked, shard.asked = shard.asked, [None] * self._num_workers
-        return [Answer.failure(rank, span, code, text) for rank, span in enumerate(asked) if span is not None]
-
-    def slow_rounds(self, now: float) -> list[str]:
-        """Return one line for each round that has become slow since the last call."""
-        lines = []
-        for shard in self._shards.values():
-            ledger = shard.ledger
-            if ledger.opened_at is not None and now - ledger.opened_at > SLOW_SECONDS and not shard.reported_slow:
-                shard.reported_slow = True
-                lines.append(f"{self._waiting(ledger)} after {now - ledger.opened_at:.0f} s")
-        return lines
-
-    def expired_rounds(self, now: float) -> list[Answer]:
-        """Fail the rounds that are older than the deadline; return what to tell their workers."""
         answers = []
         for shard in self._shards.values():
-            opened_at = shard.ledger.opened_at
-            if opened_at is not None and now - opened_at > self._deadline_seconds:
-                text = f"{self._waiting(shard.ledger)} at the deadline of {self._deadline_seconds:g} s"
-                answers += self._fail(shard, ErrorCode.DEADLINE, text)
+            answers += self._answers(shard, shard.book.worker_gone(rank))
+            answers += self._fail_if_hopeless(shard)
         return answers
 
-    def _waiting(self, ledger: Ledger) -> str:
-        missing = ", ".join(str(rank) for rank in ledger.missing())
-        return f"{ledger.name!r}, round {ledger.version + 1}: server {self._server} waits for worker {missing}"
+    def _fail_if_hopeless(self, shard: _Shard) -> list[Answer]:
+        reasons = [f"worker {rank} {reason}" for rank, reason in self._gone.items() if shard.book.needs(rank)]
+        if not reasons:
+            return []
+        text = f"{shard.book}: {', '.join(reasons)}"
+        return self._fail(shard, shard.book.give_up(), ErrorCode.PEER_LOST, text)
+
+    def _fail(self, shard: _Shard, ranks: Iterable[int], code: ErrorCode, text: str) -> list[Answer]:
+        """Fail the pushes of ``ranks``; those of all ranks for good."""
+        asked = [(rank, shard.asked[rank]) for rank in ranks]
+        for rank, _ in asked:
+            shard.asked[rank] = None
+        if len(asked) == self._num_workers:
+            shard.failed = (code, text)
+        return [Answer.failure(rank, span, code, text) for rank, span in asked if span is not None]
+
+    def slow_pushes(self, now: float) -> list[str]:
+        """Return one line for each shard in which a push has waited for long since the last call."""
+        lines = []
+        for shard in self._shards.values():
+            opened_at = shard.book.opened_at
+            if opened_at is not None and now - opened_at > SLOW_SECONDS and not shard.reported_slow:
+                shard.reported_slow = True
+                lines.append(f"{self._waiting(shard.book)} after {now - opened_at:.0f} s")
+        return lines
+
+    def expired_pushes(self, now: float) -> list[Answer]:
+        """Fail the pushes that have waited until the deadline; return what to tell their workers."""
+        answers = []
+        for shard in self._shards.values():
+            opened_at = shard.book.opened_at
+            if opened_at is not None and now - opened_at > self._deadline_seconds:
+                text = f"{self._waiting(shard.book)} at the deadline of {self._deadline_seconds:g} s"
+                answers += self._fail(shard, shard.book.give_up(), ErrorCode.DEADLINE, text)
+        return answers
+
+    def _waiting(self, book: Book) -> str:
+        missing = ", ".join(str(rank) for rank in book.missing())
+        return f"{book}: server {self._server} waits for worker {missing}"
+
+    # -------------------------------------------------------------------------- what is no number
+
+    @property
+    def nonfinite(self) -> int:
+        """Elements of gradients or their sums, since the start, that were infinite or no number."""
+        return sum(shard.book.nonfinite for shard in self._shards.values())
+
+    def nonfinite_keys(self) -> list[str]:
+        """Return one line, once, for each key that has had such an element."""
+        lines = []
+        for shard in self._shards.values():
+            if shard.book.nonfinite and not shard.reported_nonfinite:
+                shard.reported_nonfinite = True
+                lines.append(f"{shard.book}: {shard.book.nonfinite} elements so far are infinite or no number")
+        return lines
+
+
+def _values(tensor: Tensor, span: Span, payload: Buffer) -> Array:
+    """Return the elements that the payload of ``span`` stands for."""
+    dtype, codec = np.dtype(tensor.spec.dtype), tensor.spec.codec
+    if not span.encoded_bytes:
+        return np.frombuffer(payload, dtype, span.count)
+    if codec is None:
+        raise LedgerError(f"{tensor.spec.name!r} has no codec, and {span} is encoded")
+    try:
+        return codec.decode(payload, span.count, dtype)
+    except CodecError as error:
+        raise LedgerError(f"{tensor.spec.name!r}: {error}") from None

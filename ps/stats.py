@@ -58,4 +58,5 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     # servers
     sum_bytes: int = 0
     sum_seconds: float = 0.0  #: time spent in summation
+    nonfinite: int = 0  #: elements of gradients or their sums that were infinite or no number, since the start
     malformed: int = 0  #: frames dropped as malformed, since the start
