@@ -10,13 +10,14 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from typing import Any, Iterable, Mapping, Optional
+from typing import Any, Callable, Iterable, Mapping, Optional, Sequence
 
 from numpy.typing import NDArray
 
 from ps.errors import AutoByteError, Closed
-from ps.messages import SpanKind, Tensor
+from ps.messages import SpanKind, TensorSpec
 from ps.mxnet import engine
+from ps.mxnet.errors import for_mxnet, raised_for_mxnet
 from ps.mxnet.stage import Stage
 from ps.mxnet.timing import StepMarkers, StepTimer
 from ps.operation import Operation
@@ -47,22 +48,40 @@ class Connection:
     def check(self) -> None:
         """Raise where the connection is closed, or where an earlier operation failed and the engine cannot tell."""
         if self._unusable:
-            raise Closed(self._unusable)
+            raise for_mxnet(Closed(self._unusable))
         error, self._error = self._error, None
         if error is not None:
-            raise error
+            raise for_mxnet(error)
 
-    def init(self, values: Mapping[str, NDArray[Any]]) -> None:
-        """Collective: give tensors their first value, rank 0's."""
+    def init(self, specs: Sequence[TensorSpec], values: Mapping[str, NDArray[Any]]) -> None:
+        """Collective: give tensors their first values, rank 0's, and wait until all ranks may use them."""
         self.check()
-        self.worker.init(values)
+        with raised_for_mxnet():
+            self.worker.init_tensors(specs, values)
+
+    def begin_init(self, spec: TensorSpec, stage: Stage, failed: Callable[[AutoByteError], None]) -> None:
+        """Put an init with what is in ``stage`` into the engine's order: what uses the stage later waits for it."""
+        self.check()
+
+        def start(completion: engine.Completion) -> None:
+            def done(error: Optional[AutoByteError]) -> None:
+                if error is not None:
+                    failed(error)
+                    self._note(error)
+                completion(error)
+
+            self.worker.begin_init(spec, stage.memory.reshape(spec.shape), done)
+
+        engine.push(start, mutable=[stage.array])
+        self.check()
 
     def barrier(self, name: str) -> None:
         """Wait for all workers."""
         self.check()
-        self.worker.barrier(name)
+        with raised_for_mxnet():
+            self.worker.barrier(name)
 
-    def transfer(self, kind: SpanKind, tensor: Tensor, stage: Stage, priority: int) -> None:
+    def transfer(self, kind: SpanKind, name: str, stage: Stage, priority: int) -> None:
         """Put a push, pull or push-pull of ``stage`` into the engine's order.
 
         What was written to the stage before is sent; whoever reads it afterwards waits for the result, or for the
@@ -83,7 +102,7 @@ class Connection:
                 self._timer.ready(step, time.monotonic())
             send = None if kind is SpanKind.PULL else stage.memory
             receive = None if kind is SpanKind.PUSH else stage.memory
-            self.worker.submit(Operation(tensor, kind, send, receive, priority, done))
+            self.worker.submit(Operation(self.worker.tensor(name), kind, send, receive, priority, done))
 
         engine.push(start, mutable=[stage.array])
         self.check()  # the naive engine has ended the operation already

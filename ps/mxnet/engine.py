@@ -30,6 +30,7 @@ import mxnet as mx
 from mxnet.base import _LIB, NDArrayHandle, check_call
 
 from ps.errors import AutoByteError, Closed
+from ps.mxnet.errors import for_mxnet
 
 __all__ = ["Completion", "push", "drain", "abandon", "errors_reach_waiters"]
 
@@ -57,7 +58,7 @@ _PRIORITIZED = ctypes.c_int(3)
 
 def _register(error: type[AutoByteError]) -> None:
     """Have MXNet raise ``error("text")`` where a C++ error says ``"<its name>: text"``."""
-    mx.error.register(error.__name__, lambda message: error(message.split(": ", 1)[-1]))
+    mx.error.register(error.__name__, lambda message: for_mxnet(error(message.split(": ", 1)[-1])))
 
 
 _register(AutoByteError)

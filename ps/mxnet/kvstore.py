@@ -1,34 +1,43 @@
 """The KVStore that Gluon's Trainer, Module and Estimator talk to.
 
-Registered with MXNet as ``dist_sync_autobyte`` and ``dist_autobyte``. It is a subclass of ``mx.kvstore.KVStore``,
-because MXNet asks for that class in places, but it has no native store behind it: every public method is replaced.
+Registered with MXNet as ``dist_sync_autobyte``, ``dist_autobyte`` (the same) and ``dist_async_autobyte``. It is a
+subclass of ``mx.kvstore.KVStore``, because MXNet asks for that class in places, but it has no native store behind it:
+every public method is replaced.
 
 A store only puts work into the engine's order: gradient -> stage, the transfer, stage -> output
-(:mod:`ps.mxnet.stage`, :mod:`ps.mxnet.connection`). Nothing blocks but ``init``, ``broadcast`` and ``barrier``, which
-are collective. Everything that a method is given it takes at the time of the call; operations on one key happen in
-the order of the calls.
+(:mod:`ps.mxnet.stage`, :mod:`ps.mxnet.connection`). Nothing blocks but ``init``, ``barrier`` and what is said to the
+servers as a whole (``set_optimizer`` ...), which are collective. Everything that a method is given it takes at the time
+of the call; operations on one key happen in the order of the calls.
 
 Keys belong to the store: two Trainers in one process both use 0, 1, 2. On the wire a key is called after its store's
 number and its ``repr``, so that 3 and '3' are two keys; all workers create their stores in the same order.
+
+docs/kvstore.md compares every call with MXNet's own stores.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
-from typing import Any, NoReturn, Sequence, Union
+import logging
+from typing import Any, Callable, Mapping, NoReturn, Optional, Sequence
 
 import mxnet as mx
 import numpy as np
 
-from ps.errors import TensorError
-from ps.messages import SpanKind, Tensor
+from ps.codecs import Codec
+from ps.errors import AutoByteError
+from ps.messages import Mode, SpanKind, TensorSpec
+from ps.mxnet.arguments import Key, pairs
+from ps.mxnet.compression import codec_for, codec_from
 from ps.mxnet.connection import connect
-from ps.mxnet.stage import Stage
-from ps.worker import Worker
+from ps.mxnet.errors import TensorError, for_mxnet
+from ps.mxnet.stage import Stage, deliver, new_stage
+from ps.worker import DTYPES, Worker
 
 __all__ = ["AutoByteKVStore", "register"]
 
-Key = Union[int, str]
+log = logging.getLogger("autobyte.mxnet")
 
 _SERVER_OPTIMIZER = (
     "AutoByte's servers run no optimizer in this release: create the Trainer with update_on_kvstore=False"
@@ -37,17 +46,23 @@ _SERVER_OPTIMIZER = (
 
 
 class _Entry:
-    """An initialised key of one store."""
+    """A key of one store, initialised or about to be."""
 
-    __slots__ = ("tensor", "stage")
+    __slots__ = ("spec", "stage", "error")
 
-    def __init__(self, tensor: Tensor, stage: Stage) -> None:
-        self.tensor = tensor
+    def __init__(self, spec: TensorSpec, stage: Stage) -> None:
+        self.spec = spec
         self.stage = stage
+        self.error: Optional[AutoByteError] = None  #: why it could not be initialised
 
 
 class AutoByteKVStore(mx.kvstore.KVStore):  # type: ignore[misc]
-    """A synchronous store that sums over all workers.
+    """A store that sums over all workers.
+
+    Parameters
+    ----------
+    mode
+        When a push takes effect (docs/modes.md).
 
     Examples
     --------
@@ -58,17 +73,21 @@ class AutoByteKVStore(mx.kvstore.KVStore):  # type: ignore[misc]
 
     _numbers = itertools.count()
 
-    def __init__(self) -> None:
+    def __init__(self, mode: Mode = Mode.SYNC) -> None:
         # attributes of the base class that MXNet's own code looks at
         self.handle = None
-        self._updater = None
+        self._updater: Any = None
         self._updater_func = None
         self._str_updater_func = None
         self._is_p3 = False
 
+        self._mode = mode
+        self._codec: Optional[Codec] = None
         self._connection = connect()
         self._number = next(self._numbers)
         self._entries: dict[Key, _Entry] = {}
+        self._stale: frozenset[int] = frozenset()  #: ids of gradients that are not pushed (ps.mxnet.trainer)
+        self._values: Optional[dict[Key, Any]] = None  #: the keys' values where the workers update them
 
     def __del__(self) -> None:
         pass  # the base class would free a native handle
@@ -78,7 +97,7 @@ class AutoByteKVStore(mx.kvstore.KVStore):  # type: ignore[misc]
     @property
     def type(self) -> str:
         """The name; Module looks for ``_sync`` in it, Trainer for ``dist`` and ``async``."""
-        return "dist_sync_autobyte"
+        return f"dist_{self._mode.value}_autobyte"
 
     @property
     def rank(self) -> int:
@@ -119,35 +138,30 @@ class AutoByteKVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         TensorError
             The key was initialised before, or the ranks disagree about it; the text names the key and the ranks.
         """
-        entries: dict[Key, Stage] = {}
-        for name, values in self._pairs("init", key, value):
-            if name in self._entries or name in entries:
-                raise TensorError(
-                    f"init({name!r}): worker {self.rank} has initialised this key before; its value is unchanged"
-                )
-            memory = self._connection.worker.allocate(values[0].size, np.dtype(values[0].dtype))
-            entries[name] = stage = Stage(values[0].shape, memory)
-            with mx.autograd.pause():
-                stage.fill(values[:1])
-        first_values = {}
-        for name, stage in entries.items():
-            stage.array.wait_to_read()
-            first_values[self._wire_name(name)] = stage.memory.reshape(stage.array.shape)
-        self._connection.init(first_values)
-        for name, stage in entries.items():
-            self._entries[name] = _Entry(self._connection.worker.tensor(self._wire_name(name)), stage)
+        entries = self._new_entries("init", key, value)
+        values = {}
+        for entry in entries.values():
+            entry.stage.array.wait_to_read()
+            values[entry.spec.name] = entry.stage.memory.reshape(entry.spec.shape)
+        self._connection.init([entry.spec for entry in entries.values()], values)
+        self._entries.update(entries)
 
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
-        """Initialise keys, then write rank 0's values to ``out``, on every rank.
+        """Initialise keys, and write rank 0's values to ``out``, on every rank, without waiting for it.
 
         Trainer calls this in its first step. What ``broadcast_parameters`` brought before and no step pushes, such as
         the running means of a batch normalisation, has become the rank's own since and is left alone.
+
+        Where the ranks disagree about a key, the error is raised by whoever waits for an ``out``, and by the next call
+        that uses the key.
         """
-        self.init(key, value)
-        for name, outputs in self._pairs("broadcast", key, out):
-            outputs = [output for output in outputs if not self._connection.is_own(output)]
-            if outputs:
-                self.pull(name, outputs, priority)
+        outputs = dict(pairs("broadcast", key, out))
+        for name, entry in self._new_entries("broadcast", key, value).items():
+            self._entries[name] = entry
+            self._connection.begin_init(entry.spec, entry.stage, functools.partial(setattr, entry, "error"))
+            if self.rank != 0:
+                self._connection.transfer(SpanKind.PULL, entry.spec.name, entry.stage, priority)
+            self._deliver(name, entry, [array for array in outputs[name] if not self._connection.is_own(array)])
 
     def push(self, key: Any, value: Any, priority: int = 0) -> None:
         """Add this worker's value to the key's round. The sum becomes the key's value when all workers have pushed.
@@ -161,9 +175,8 @@ class AutoByteKVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         priority
             Larger is more urgent; Trainer passes minus the parameter's index.
         """
-        for name, values in self._pairs("push", key, value):
-            entry = self._entry("push", name, values)
-            self._run(SpanKind.PUSH, entry, values, (), priority)
+        for name, values in pairs("push", key, value):
+            self._push(SpanKind.PUSH, name, self._entry("push", name, values), values, priority)
 
     def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> None:
         """Write the key's value to ``out``, and nothing else: what this worker's earlier operations left, or round 0's.
@@ -173,26 +186,54 @@ class AutoByteKVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         key
             An int or a str, or a list of them.
         out
-            Per key an NDArray or a list of NDArrays, one per device.
+            Per key an NDArray or a list of NDArrays, one per device. Where its dtype is another, values are converted.
         ignore_sparse
-            Accepted for MXNet's sake: the store has no sparse values.
+            Leave outputs that are not dense alone; False: they are an error.
         """
-        for name, outputs in self._pairs("pull", key, out):
-            entry = self._entry("pull", name, outputs)
-            self._run(SpanKind.PULL, entry, (), outputs, priority)
+        for name, outputs in pairs("pull", key, out):
+            if ignore_sparse:
+                outputs = [output for output in outputs if output.stype == "default"]
+            entry = self._entry("pull", name, outputs, any_dtype=True)
+            if not outputs:
+                continue
+            if self._values is None:
+                self._connection.transfer(SpanKind.PULL, entry.spec.name, entry.stage, priority)
+            else:
+                self._value(name, entry, priority)
+            self._deliver(name, entry, outputs)
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
-        """Push ``value`` and write the sum over all workers to ``out``, by default ``value`` itself."""
-        pairs = self._pairs("pushpull", key, value)
-        for (name, values), (_, outputs) in zip(pairs, pairs if out is None else self._pairs("pushpull", key, out)):
-            entry = self._entry("pushpull", name, [*values, *outputs])
-            self._run(SpanKind.PUSH_PULL, entry, values, outputs, priority)
+        """Push ``value`` and write the key's new value, the sum over all workers, to ``out``, by default ``value``."""
+        inputs = pairs("pushpull", key, value)
+        outputs = dict(inputs if out is None else pairs("pushpull", key, out))
+        entries = {name: self._entry("pushpull", name, values) for name, values in inputs}
+        for name, values in inputs:
+            self._entry("pushpull", name, outputs[name], any_dtype=True)
+            self._push(SpanKind.PUSH_PULL, name, entries[name], values, priority)
+        for name, entry in entries.items():
+            self._deliver(name, entry, outputs[name])
 
     def barrier(self) -> None:
         """Wait until every worker has come here."""
         self._connection.barrier(f"store {self._number}")
 
     _barrier = barrier
+
+    def set_updater(self, updater: Callable[[Key, Any, Any], None]) -> None:
+        """Have every worker change a key's value by ``updater(key, sum, value)`` when the key is pushed.
+
+        The updater runs in this process, as in MXNet's local stores (their dist stores ignore it). All workers get the
+        same sums; with the same updater they keep the same values. It begins with the values that the keys have now.
+
+        Parameters
+        ----------
+        updater
+            Changes ``value`` in place, by operations of MXNet; not to be called with values of earlier calls.
+        """
+        self._updater = updater
+        self._values = {}
+
+    _set_updater = set_updater
 
     # ------------------------------------------------------------------------------- not in this release
 
@@ -207,12 +248,17 @@ class AutoByteKVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         """Not in this release: update on the worker."""
         raise NotImplementedError(f"set_optimizer: {_SERVER_OPTIMIZER}")
 
-    def set_gradient_compression(self, compression_params: Any) -> NoReturn:
-        """Not in this release."""
-        raise NotImplementedError(
-            f"set_gradient_compression({compression_params!r}): AutoByte compresses no gradients in this release;"
-            " leave compression_params out"
-        )
+    def set_gradient_compression(self, compression_params: Mapping[str, Any]) -> None:
+        """Encode what is pushed to the keys that are initialised from now on (docs/compression.md).
+
+        Parameters
+        ----------
+        compression_params
+            ``{'type': '2bit', 'threshold': 0.5}``, or another of :mod:`ps.codecs`; alike on all ranks.
+        """
+        self._codec = codec_from(compression_params)
+        if self._entries:
+            log.warning("%d keys initialised before set_gradient_compression stay uncompressed", len(self._entries))
 
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> NoReturn:
         """The optimizer's state is the Trainer's."""
@@ -226,83 +272,94 @@ class AutoByteKVStore(mx.kvstore.KVStore):  # type: ignore[misc]
             f"load_optimizer_states: {_SERVER_OPTIMIZER}; then trainer.load_states({fname!r}) does it"
         )
 
-    def _set_updater(self, updater: Any) -> NoReturn:
-        raise NotImplementedError(f"_set_updater: {_SERVER_OPTIMIZER}")
-
     def _send_command_to_servers(self, head: int, body: str) -> NoReturn:
         raise NotImplementedError(f"command {head}: AutoByte's servers take no commands of MXNet's")
 
     # ---------------------------------------------------------------------------------------- details
 
-    def _run(self, kind: SpanKind, entry: _Entry, values: Sequence[Any], outputs: Sequence[Any], priority: int) -> None:
+    def _push(self, kind: SpanKind, name: Key, entry: _Entry, values: Sequence[Any], priority: int) -> None:
+        value = None if self._values is None else self._value(name, entry, priority)
+        fresh = [array for array in values if id(array) not in self._stale] if self._stale else values
         with mx.autograd.pause():
-            if values:
-                entry.stage.fill(values)
-            self._connection.transfer(kind, entry.tensor, entry.stage, priority)
-            entry.stage.deliver(outputs)
+            if fresh:
+                entry.stage.fill(fresh)
+            else:
+                entry.stage.clear()
+            self._connection.transfer(
+                SpanKind.PUSH_PULL if value is not None else kind, entry.spec.name, entry.stage, priority
+            )
+            if value is not None:
+                self._updater(name, entry.stage.array, value)
 
-    def _wire_name(self, key: Key) -> str:
-        return f"store{self._number}[{key!r}]"
+    def _deliver(self, name: Key, entry: _Entry, outputs: Sequence[Any]) -> None:
+        with mx.autograd.pause():
+            deliver(entry.stage.array if self._values is None else self._values[name], outputs)
 
-    def _pairs(self, verb: str, key: Any, value: Any) -> list[tuple[Key, list[Any]]]:
-        """Return each key with its arrays, one per device."""
-        if not isinstance(key, (list, tuple)):
-            return [(self._key(verb, key), self._arrays(verb, key, value))]
-        if not isinstance(value, (list, tuple)) or len(key) != len(value):
-            raise ValueError(f"{verb}: {len(key)} keys need a list of as many values, not {_describe(value)}")
-        return [pair for one, arrays in zip(key, value) for pair in self._pairs(verb, one, arrays)]
+    def _value(self, name: Key, entry: _Entry, priority: int) -> Any:
+        """Return the value of a key that the workers update."""
+        assert self._values is not None
+        if name not in self._values:
+            self._connection.transfer(SpanKind.PULL, entry.spec.name, entry.stage, priority)
+            with mx.autograd.pause():
+                self._values[name] = entry.stage.array.copy()
+        return self._values[name]
 
-    def _key(self, verb: str, key: Any) -> Key:
-        if isinstance(key, str):
-            return key
-        if isinstance(key, (int, np.integer)):
-            return int(key)
-        raise TypeError(f"{verb}: a key is an int or a str, not {key!r}")
-
-    def _arrays(self, verb: str, key: Any, value: Any) -> list[Any]:
-        arrays = list(value) if isinstance(value, (list, tuple)) else [value]
-        for array in arrays:
-            if not isinstance(array, mx.nd.NDArray):
-                raise TypeError(f"{verb}({key!r}): expected an NDArray or a list of them, not {_describe(array)}")
-            if array.stype != "default":
-                raise NotImplementedError(
-                    f"{verb}({key!r}): AutoByte has no {array.stype} values in this release; use a dense array"
+    def _new_entries(self, verb: str, key: Any, value: Any) -> dict[Key, _Entry]:
+        """Return an entry with its first value on its way to the stage, for each key."""
+        if isinstance(key, (list, tuple)) and len(set(key)) < len(key):
+            raise TensorError(f"{verb}: a key is given twice in {key!r}")
+        entries = {}
+        for name, values in pairs(verb, key, value):
+            present = self._entries.get(name)
+            if present is not None and present.error is None:
+                raise TensorError(
+                    f"{verb}({name!r}): worker {self.rank} has initialised this key before; its value is unchanged"
                 )
-        if not arrays:
-            raise ValueError(f"{verb}({key!r}): the list of NDArrays is empty")
-        return arrays
+            self._check_dense(verb, name, values)
+            entries[name] = _Entry(self._spec(verb, name, values[0]), new_stage(values[0], self.worker.allocate))
+        with mx.autograd.pause():
+            for (_, values), entry in zip(pairs(verb, key, value), entries.values()):
+                entry.stage.fill(values[:1])
+        return entries
 
-    def _entry(self, verb: str, key: Key, arrays: Sequence[Any]) -> _Entry:
-        entry = self._entries.get(key)
+    def _spec(self, verb: str, name: Key, value: Any) -> TensorSpec:
+        dtype = np.dtype(value.dtype).name
+        if dtype not in DTYPES:
+            raise TensorError(f"{verb}({name!r}): dtype {dtype} cannot be summed; use one of {sorted(DTYPES)}")
+        codec = codec_for(self._codec, np.dtype(dtype))
+        return TensorSpec(f"store{self._number}[{name!r}]", value.shape, dtype, self._mode, codec=codec)
+
+    def _entry(self, verb: str, name: Key, arrays: Sequence[Any], any_dtype: bool = False) -> _Entry:
+        """Return the entry of a key; raise where ``arrays`` do not fit it."""
+        entry = self._entries.get(name)
         if entry is None:
             known = ", ".join(map(repr, list(self._entries)[:8])) or "none"
             raise TensorError(
-                f"{verb}({key!r}): worker {self.rank} has not initialised this key (it has: {known});"
+                f"{verb}({name!r}): worker {self.rank} has not initialised this key (it has: {known});"
                 " call init or broadcast on every rank first"
             )
-        spec = entry.tensor.spec
+        if entry.error is not None:
+            raise for_mxnet(entry.error)
+        self._check_dense(verb, name, arrays)
+        spec, dtype = entry.spec, entry.stage.memory.dtype
         for array in arrays:
-            if array.shape != spec.shape or np.dtype(array.dtype).name != spec.dtype:
+            if array.shape != spec.shape or not (any_dtype or dtype == array.dtype):
                 raise TensorError(
-                    f"{verb}({key!r}): worker {self.rank} gave shape {array.shape} and dtype {np.dtype(array.dtype)};"
+                    f"{verb}({name!r}): worker {self.rank} gave shape {array.shape} and dtype {np.dtype(array.dtype)};"
                     f" the key was initialised with shape {spec.shape} and dtype {spec.dtype}"
                 )
         return entry
 
-
-def _describe(value: Any) -> str:
-    length = f" of length {len(value)}" if isinstance(value, (list, tuple)) else ""
-    return type(value).__name__ + length
-
-
-def _create_async() -> NoReturn:
-    raise NotImplementedError(
-        "dist_async_autobyte is not in this release: use 'dist_sync_autobyte' with update_on_kvstore=False"
-    )
+    def _check_dense(self, verb: str, name: Key, arrays: Sequence[Any]) -> None:
+        for array in arrays:
+            if array.stype != "default":
+                raise NotImplementedError(
+                    f"{verb}({name!r}): AutoByte has no {array.stype} values in this release; use a dense array"
+                )
 
 
 def register() -> None:
     """Make ``mx.kv.create`` and Trainer know the stores by name."""
     registry = mx.kvstore.KVStoreBase.kv_registry
     registry["dist_sync_autobyte"] = registry["dist_autobyte"] = AutoByteKVStore
-    registry["dist_async_autobyte"] = _create_async
+    registry["dist_async_autobyte"] = functools.partial(AutoByteKVStore, Mode.ASYNC)

@@ -39,12 +39,23 @@ class FakeWorker:
     # what the plugin calls
 
     def init(self, values):
-        for name, value in values.items():
-            if name in self.tensors:
-                raise TensorError(f"init({name!r}): exists")
-            self.values[name] = np.array(value).reshape(-1)
-            spec = TensorSpec(name, value.shape, value.dtype.name)
-            self.tensors[name] = Tensor(len(self.tensors), spec, [Shard(0, 0, value.size)])
+        specs = [TensorSpec(name, value.shape, value.dtype.name) for name, value in values.items()]
+        self.init_tensors(specs, values)
+
+    def init_tensors(self, specs, values):
+        for spec in specs:
+            if spec.name in self.tensors:
+                raise TensorError(f"init({spec.name!r}): exists")
+            self.values[spec.name] = np.array(values[spec.name]).reshape(-1)
+            self.tensors[spec.name] = Tensor(len(self.tensors), spec, [Shard(0, 0, self.values[spec.name].size)])
+
+    def begin_init(self, spec, value, done):
+        def end():
+            if self.error is None:
+                self.init_tensors([spec], {spec.name: value})
+            done(self.error)
+
+        self._queue.put(end)
 
     def tensor(self, name):
         return self.tensors[name]
@@ -91,6 +102,9 @@ class FakeWorker:
     def _answer(self):
         while True:
             operation = self._queue.get()
+            if not isinstance(operation, Operation):
+                operation()
+                continue
             if self._holds(operation):
                 self.held.append(operation)
                 continue

@@ -4,7 +4,7 @@ import mxnet as mx
 import pytest
 
 from ps.errors import PeerLost, TensorError
-from ps.messages import SpanKind
+from ps.messages import Mode, SpanKind
 
 
 def ones(*shape, **options):
@@ -21,11 +21,11 @@ def test_mxnet_creates_it_by_each_of_its_names(worker):
         assert (store.type, store.rank, store.num_workers) == ("dist_sync_autobyte", 0, 2)
 
 
-def test_async_is_refused_by_name(worker):
-    with pytest.raises(
-        NotImplementedError, match="dist_async_autobyte is not in this release: use 'dist_sync_autobyte'"
-    ):
-        mx.kv.create("dist_async_autobyte")
+def test_the_asynchronous_store_says_so(worker):
+    store = mx.kv.create("dist_async_autobyte")
+    assert store.type == "dist_async_autobyte"
+    store.init("a", ones(2))
+    assert [tensor.spec.mode for tensor in worker.tensors.values()] == [Mode.ASYNC]
 
 
 def test_it_has_no_optimizer(store):
@@ -34,7 +34,6 @@ def test_it_has_no_optimizer(store):
         lambda: store.set_optimizer(mx.optimizer.SGD()),
         lambda: store.save_optimizer_states("file"),
         lambda: store.load_optimizer_states("file"),
-        lambda: store._set_updater(None),
     ):
         with pytest.raises(NotImplementedError, match="update_on_kvstore=False"):
             call()
@@ -229,8 +228,18 @@ def test_wrong_shape_or_dtype_is_an_error_naming_both(store):
         TensorError, match=r"push\('a'\): worker 0 gave shape \(3,\) and dtype float32; .* shape \(2,\)"
     ):
         store.push("a", ones(3))
-    with pytest.raises(TensorError, match=r"pull\('a'\): worker 0 gave .* dtype float16; .* dtype float32"):
-        store.pull("a", out=ones(2, dtype="float16"))
+    with pytest.raises(TensorError, match=r"push\('a'\): worker 0 gave .* dtype float16; .* dtype float32"):
+        store.push("a", ones(2, dtype="float16"))
+    with pytest.raises(TensorError, match=r"pull\('a'\): worker 0 gave shape \(3,\)"):
+        store.pull("a", out=ones(3))
+
+
+def test_pull_converts_to_the_dtype_of_the_output(store):
+    out = ones(2, dtype="float16")
+    store.init("a", ones(2) * 3)
+    store.pull("a", out=out)
+    assert out.asnumpy().tolist() == [3, 3]
+    assert out.asnumpy().dtype.name == "float16"
 
 
 def test_arguments_that_are_no_keys_or_arrays(store):

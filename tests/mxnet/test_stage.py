@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 from mxnet.base import _LIB
 
-from ps.mxnet.stage import Stage
+from ps.mxnet.stage import deliver
+from ps.mxnet.stage import new_stage as stage_like
 
 
 def new_stage(shape, dtype="float32"):
-    return Stage(shape, np.empty(int(np.prod(shape)), dtype))
+    return stage_like(mx.nd.empty(shape, dtype=dtype), np.empty)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int32", "int64", "int8", "uint8"])
@@ -27,7 +28,7 @@ def test_values_of_several_devices_are_added_and_the_result_goes_to_each(dtype):
     assert stage.memory.tolist() == [3, 4, 5, 6, 7, 8]
     assert stage.memory.dtype.name == dtype
     stage.memory[:] = 9
-    stage.deliver(values)
+    deliver(stage.array, values)
     assert [value.asnumpy().tolist() for value in values] == [[[9, 9, 9], [9, 9, 9]]] * 3
     assert [str(value.context) for value in values] == ["cpu(0)", "cpu(1)", "cpu(2)"]
 
@@ -47,7 +48,7 @@ def test_transpose_and_slice():
     stage.array.wait_to_read()
     assert stage.memory.tolist() == [0, 4, 8, 1, 5, 9, 2, 6, 10, 3, 7, 11]
     whole = mx.nd.zeros((6, 3))
-    stage.deliver([whole[1:5]])
+    deliver(stage.array, [whole[1:5]])
     assert whole.asnumpy().tolist() == [[0] * 3, [0, 4, 8], [1, 5, 9], [2, 6, 10], [3, 7, 11], [0] * 3]
 
 
@@ -62,7 +63,7 @@ def test_memory_stays_where_it_is_whatever_layout_onednn_gives_the_weight():
         stage.fill([weight])
         stage.array.wait_to_read()
         assert np.array_equal(stage.memory.reshape(weight.shape), weight.asnumpy())
-        stage.deliver([weight])
+        deliver(stage.array, [weight])
     pointer = ctypes.c_void_p()
     _LIB.MXNDArrayGetData(stage.array.handle, ctypes.byref(pointer))
     assert pointer.value == address
