@@ -11,7 +11,8 @@ What it guarantees:
   whatever the priorities, and an answer never mixes rounds.
 * Every operation and call ends: with its result, with the error that a server or the scheduler sent, with the loss
   of a node, or at the job's deadline.
-* After the loss of a node every later operation fails at once with the same reason.
+* After the loss of a node every later operation fails at once with the same reason; after that of a worker, those on
+  asynchronous keys go on.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import math
 import os
 import threading
 import time
-from typing import Any, Callable, Mapping, Optional, Sequence
+from typing import Any, Callable, Iterable, Mapping, Optional, Sequence
 
 import numpy as np
 import zmq
@@ -35,7 +36,7 @@ from ps.config import CommConfig, Role, Settings
 from ps.errors import AutoByteError, Closed, DeadlineExceeded, ErrorCode, PeerLost, error_from_code
 from ps.link import Receiver, Transfer
 from ps.membership import Membership
-from ps.messages import SpanKind, Tensor, TensorSpec
+from ps.messages import Mode, SpanKind, Tensor, TensorSpec
 from ps.operation import Handle, Operation
 from ps.partition import cut
 from ps.shared import Arena, Neighbour
@@ -134,6 +135,7 @@ class CommunicationLoop:
         self.traffic = Traffic(settings, range(settings.num_servers), bounded_skew=True, now=time.monotonic())
         self._step_key: Optional[_Key] = None
         self._fatal: Optional[AutoByteError] = None
+        self._no_rounds: Optional[AutoByteError] = None  # why nothing succeeds that needs all workers
         self._leaving: Optional[Handle] = None
         self._left = False
         self._stop_at = math.inf
@@ -456,7 +458,7 @@ class CommunicationLoop:
             self._begin(key, operation)
 
     def _begin(self, key: _Key, operation: Operation) -> None:
-        error = self._fatal or key.failed
+        error = self._fatal or key.failed or (self._no_rounds if key.tensor.spec.mode is Mode.SYNC else None)
         if error is not None:
             operation.done(_for(operation, error))
             return
@@ -538,9 +540,10 @@ class CommunicationLoop:
             self._membership.send(messages.Command(self._number(call), name, agreed, body, collective))
 
     def _refuse(self, call: _Call) -> bool:
-        if self._fatal is not None:
-            call.complete(_for(call.what, self._fatal))
-        return self._fatal is not None
+        error = self._fatal or self._no_rounds
+        if error is not None:
+            call.complete(_for(call.what, error))
+        return error is not None
 
     def _number(self, call: _Call) -> int:
         number = next(self._call_numbers)
@@ -615,7 +618,9 @@ class CommunicationLoop:
             self._stop_at = 0.0
         verb = "was lost" if gone.lost else "has ended"
         who = gone.peer.role.value + ("" if gone.peer.role is Role.SCHEDULER else f" {gone.peer.rank}")
-        self._fail_everything(lambda what: PeerLost(f"{what}: {who} {verb}: {gone.reason}"))
+        asynchronous = any(key.tensor.spec.mode is Mode.ASYNC for key in self._keys.values())
+        fail = self._fail_rounds if gone.peer.role is Role.WORKER and asynchronous else self._fail_everything
+        fail(lambda what: PeerLost(f"{what}: {who} {verb}: {gone.reason}"))
 
     def _shut_down(self, message: messages.Shutdown) -> None:
         if self._left:
@@ -629,12 +634,22 @@ class CommunicationLoop:
         """End every operation and call with an error; what comes later ends in the same way."""
         if self._fatal is None:
             self._fatal = error_of("the store is unusable")
+        self._fail(list(self._active.values()), error_of)
+
+    def _fail_rounds(self, error_of: Callable[[str], AutoByteError]) -> None:
+        """End every call and every operation on a synchronous key; operations on asynchronous ones go on."""
+        if self._no_rounds is None:
+            self._no_rounds = error_of("nothing works that needs all workers")
+        rounds = [operation for operation in self._active.values() if operation.tensor.spec.mode is Mode.SYNC]
+        self._fail(rounds, error_of)
+
+    def _fail(self, operations: Iterable[Operation], error_of: Callable[[str], AutoByteError]) -> None:
+        """End every call, and these operations."""
         for number in list(self._calls):
             call = self._calls.pop(number)
             call.complete(error_of(call.what))
-        for operation in list(self._active.values()):
-            key = self._keys[operation.tensor.id]
-            self._finish(key, error_of(str(operation)))
+        for operation in operations:
+            self._finish(self._keys[operation.tensor.id], error_of(str(operation)))
 
     # ---------------------------------------------------------------------------------- time passes
 
