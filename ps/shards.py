@@ -218,6 +218,8 @@ class ShardBook:
         if shard.failed is not None:
             return [Answer.failure(rank, span, *shard.failed)], end
         try:
+            if span.settings and rank == 0 and book.updater is not None:
+                book.updater.settings(span.settings)
             completions = book.push(rank, span.version, span.start, values, now)
         except LedgerError:
             raise

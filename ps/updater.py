@@ -51,14 +51,8 @@ class Updater(Protocol):
             All rows of the shard, shape ``(rows, width)``, to be changed in place.
         """
 
-    def state(self, slot: int) -> Optional[NDArray[Any]]:
-        """Return array number ``slot``, from 1, of the state, one element for each of the shard; None: no such slot."""
-
-    def put(self, slot: int, start: int, values: NDArray[Any]) -> None:
-        """Set elements of the state's array ``slot``, from ``start`` of the tensor on: the reverse of :meth:`state`."""
-
     def settings(self, body: bytes) -> None:
-        """Take the settings that worker 0 sent before its push, for this push and those after it."""
+        """Take the settings that came with a push of worker 0, for this push and those after it."""
 
 
 #: Returns the updater of a shard: a new one, or one that it returned before; None where the shard keeps sums.

@@ -12,7 +12,7 @@ see only some of the keys, are told them with the settings.
 from __future__ import annotations
 
 import inspect
-from typing import Any, Optional, Union
+from typing import Any, Iterator, Optional, Union
 
 import msgspec
 import mxnet as mx
@@ -29,8 +29,10 @@ __all__ = [
     "describe",
     "needs_whole_tensors",
     "parameters",
+    "plain_attributes",
     "registered_name",
     "set_parameters",
+    "state_leaves",
 ]
 
 Plain = Union[None, bool, int, float, str, list[Union[None, bool, int, float, str]]]
@@ -60,12 +62,14 @@ class Description(msgspec.Struct, frozen=True):
 class KeySettings(msgspec.Struct, frozen=True, omit_defaults=True):
     """What worker 0 had set for one key when it called ``push``, as far as that has changed since its last push.
 
-    ``key`` and ``name`` are what the optimizer knows the tensor by; ``parameters`` holds attributes of the optimizer,
+    ``key`` and ``name`` are what the optimizer knows the tensor by, ``count`` how many updates it has had before this
+    one; the first settings of a key bring them. ``parameters`` holds attributes of the optimizer,
     with the learning rate that its schedule gives for this update; ``evolving`` the numbers of :data:`EVOLVING`.
     """
 
     key: Union[None, int, str] = None
     name: Optional[str] = None
+    count: Optional[int] = None
     lr_mult: Optional[float] = None
     wd_mult: Optional[float] = None
     parameters: dict[str, Plain] = {}
@@ -89,11 +93,14 @@ def needs_whole_tensors(optimizer: Any) -> bool:
 
 def parameters(optimizer: Any) -> dict[str, Plain]:
     """Return the plain attributes of ``optimizer``, other than those that the worker evaluates itself."""
-    skip = EVOLVING.get(registered_name(optimizer), ())
+    skip = _OWN.union(EVOLVING.get(registered_name(optimizer), ()))
+    return {name: value for name, value in plain_attributes(optimizer).items() if name not in skip}
+
+
+def plain_attributes(thing: Any) -> dict[str, Plain]:
+    """Return the attributes of ``thing`` that are numbers, truth values, texts, None, or lists of such."""
     found: dict[str, Plain] = {}
-    for name, value in vars(optimizer).items():
-        if name in _OWN or name in skip:
-            continue
+    for name, value in vars(thing).items():
         if isinstance(value, np.generic):
             value = value.item()
         if value is None or isinstance(value, (bool, int, float, str)):
@@ -165,6 +172,23 @@ def set_parameters(optimizer: Any, values: dict[str, Plain]) -> None:
     for key, value in values.items():
         old = attributes[key]
         setattr(optimizer, key, tuple(value) if isinstance(old, tuple) and isinstance(value, list) else value)
+
+
+def state_leaves(state: Any) -> Iterator[Any]:
+    """Yield the arrays of an optimizer's state, which is None, an array, or a tuple or list of states.
+
+    Raises
+    ------
+    SettingsError
+        There is something else in it.
+    """
+    if isinstance(state, (tuple, list)):
+        for item in state:
+            yield from state_leaves(item)
+    elif isinstance(state, mx.nd.NDArray):
+        yield state
+    elif state is not None:
+        raise SettingsError(f"a state of {type(state).__name__}: servers keep only arrays, and tuples or lists of them")
 
 
 def _constructor_parameters(cls: type) -> set[str]:

@@ -7,8 +7,8 @@ slot, as long as the shard; a range is updated with slices of them.
 
 Invariants:
 
-* All ranges of one round are updated with the same count, settings and numbers of the optimizer's own, however the round
-  was cut. So results are those of ``mx.optimizer.Updater`` fed with the sums, bit for bit.
+* All ranges of one round are updated with the same count, settings and numbers of the optimizer's own, however the
+  round was cut. So results are those of ``mx.optimizer.Updater`` fed with the sums, bit for bit.
 * The state of an element is made when the element is first updated, from the weight that it has then, as MXNet does.
 * An optimizer that looks at more than one element at a time gets whole tensors, in their shape.
 """
@@ -24,7 +24,15 @@ from numpy.typing import NDArray
 
 from ps.errors import SettingsError
 from ps.messages import Shard, Tensor
-from ps.mxnet.description import EVOLVING, Description, KeySettings, build, needs_whole_tensors, set_parameters
+from ps.mxnet.description import (
+    EVOLVING,
+    Description,
+    KeySettings,
+    build,
+    needs_whole_tensors,
+    set_parameters,
+    state_leaves,
+)
 
 __all__ = ["ShardUpdater"]
 
@@ -32,6 +40,8 @@ Array = NDArray[Any]
 
 #: Optimizers of MXNet's that write into the gradient that they are given, or keep it.
 _OWNS_GRADIENT = frozenset(["adadelta", "lbsgd"])
+#: Optimizers of MXNet's that update only the rows of a row-sparse gradient.
+_LAZY = frozenset(["sgd", "ccsgd", "adam", "adagrad", "ftrl", "groupadagrad"])
 #: Parameters that change no state's shape or number.
 _ALWAYS_ALIKE = frozenset(["lr", "wd", "rescale_grad", "clip_gradient"])
 
@@ -47,22 +57,26 @@ class ShardUpdater:
         The optimizer and the parameters that were set with it.
     count
         How many updates the shard has had.
+    start, stop
+        The shard's elements.
+    whole
+        Whether the optimizer looks at more than one element at a time.
     """
 
     def __init__(self, tensor: Tensor, shard: Shard, description: Description) -> None:
         self.description = description
         self.count = 0
         self._tensor = tensor
-        self._start = shard.start
-        self._stop = shard.stop
+        self.start = shard.start
+        self.stop = shard.stop
         self._index: Any = tensor.spec.name
         self._optimizer = build(description)
         self._updater = mx.optimizer.Updater(self._optimizer)
-        self._whole = needs_whole_tensors(self._optimizer)
-        if self._whole and not tensor.spec.whole:
+        self.whole = needs_whole_tensors(self._optimizer)
+        if self.whole and not tensor.spec.whole:
             raise SettingsError(
-                f"optimizer {description.name!r} looks at whole tensors, but {tensor.spec.name!r} is spread over servers;"
-                " set the optimizer before the keys are initialised"
+                f"optimizer {description.name!r} looks at whole tensors, but {tensor.spec.name!r} is spread:"
+                " set it before the keys are initialised"
             )
         foreign = not type(self._optimizer).__module__.startswith("mxnet.")
         self._copies_gradient = foreign or description.name in _OWNS_GRADIENT
@@ -71,7 +85,8 @@ class ShardUpdater:
         self._evolving: dict[str, Any] = {}
         self._version: Optional[int] = None
         self._template: Any = None  # a state, for its structure
-        self._slots: list[Any] = []
+        self._slots: list[Any] = []  # of MXNet's, over the memory
+        self._memory: list[Array] = []
         self._filled = shard.start  # up to here elements have a state
         self._offset = 0
 
@@ -94,8 +109,12 @@ class ShardUpdater:
             raise SettingsError(f"malformed settings of {self._tensor.spec.name!r}: {error}") from None
         optimizer = self._optimizer
         self._set(settings.parameters)
+        if settings.count is not None and self.count == 0:
+            self.count = settings.count
+            self._version = None
         if settings.key is not None:
             self._index = settings.key
+            self._resume_sums()
         if settings.name is not None:
             optimizer.idx2name = {self._index: settings.name}
         if settings.lr_mult is not None:
@@ -112,49 +131,84 @@ class ShardUpdater:
         self._begin(version)
         gradient_array = mx.nd.array(gradient, dtype=gradient.dtype) if self._copies_gradient else _wrap(gradient)
         weight_array = _wrap(weight)
-        if self._whole:
+        if self.whole:
             shape = self._tensor.spec.shape
             gradient_array, weight_array = gradient_array.reshape(shape), weight_array.reshape(shape)
         self._apply(gradient_array, weight_array, self._state(start, stop, weight_array))
 
+    def update_rows(self, version: int, ids: NDArray[np.int64], gradient: Array, weight: Array) -> None:
+        """Apply a gradient that is zero but for some rows, as MXNet does: to these rows alone where it is lazy."""
+        self._begin(version)
+        if weight.size == 0:
+            return
+        flat = weight.reshape(-1)
+        weight_array = _wrap(flat)
+        if self.whole:
+            weight_array = weight_array.reshape(self._tensor.spec.shape)
+        state = self._state(self.start, self.stop, weight_array)
+        if not self._lazy and self.description.name in _LAZY:
+            sparse = mx.nd.sparse.row_sparse_array((gradient, ids), shape=weight.shape, dtype=weight.dtype)
+            slots = (slot.reshape(weight.shape) for slot in self._slots)
+            self._apply(sparse, weight_array.reshape(weight.shape), _rebuild(self._template, slots))
+        elif not self._lazy:
+            dense = np.zeros_like(weight)
+            dense[ids] = gradient
+            self._apply(_wrap(dense.reshape(-1)).reshape(weight_array.shape), weight_array, state)
+        elif ids.size:
+            tables = [memory.reshape(weight.shape[0], -1) for memory in self._memory]
+            rows = [_some_rows(table, ids) for table in tables]
+            updated = _some_rows(weight, ids)
+            self._apply(_row_sparse(gradient), updated, _rebuild(self._template, iter(rows)))
+            weight[ids] = updated.data.asnumpy()
+            for table, row in zip(tables, rows):
+                table[ids] = row.data.asnumpy()
+
+    @property
+    def _lazy(self) -> bool:
+        """Whether MXNet leaves rows alone that have no gradient."""
+        name, half = self.description.name, self._tensor.spec.dtype == "float16"
+        if half or name not in _LAZY:
+            return False
+        return bool(getattr(self._optimizer, "lazy_update", True))
+
     # ------------------------------------------------------------------------------------------ states
 
-    def state(self, slot: int) -> Optional[Array]:
-        """Return a copy of array number ``slot``, from 1; None where there is none (yet)."""
-        if not 1 <= slot <= len(self._slots) or self._filled < self._stop:
-            return None
-        values: Array = self._slots[slot - 1].asnumpy().reshape(-1)
-        return values
+    def slots(self) -> int:
+        """Return how many arrays of state there are; 0 before the first update."""
+        return len(self._slots) if self._filled == self.stop else 0
+
+    def array(self, slot: int) -> Array:
+        """Return array number ``slot``, from 1, of the state, one-dimensional; not a copy."""
+        return self._memory[slot - 1]
 
     def put(self, slot: int, start: int, values: Array) -> None:
         """Set elements of array number ``slot``."""
-        if self._filled < self._stop:
+        if self._filled < self.stop:
             self._allocate(self._new_state(mx.nd.zeros(self._shape(), dtype=self._tensor.spec.dtype)))
-            self._filled = self._stop
+            self._filled = self.stop
         if not 1 <= slot <= len(self._slots):
             raise SettingsError(
                 f"optimizer {self.description.name!r} has {len(self._slots)} arrays of state for"
                 f" {self._tensor.spec.name!r}, not {slot}"
             )
-        target = self._slots[slot - 1].reshape(-1)
-        begin = start - self._start
-        if not 0 <= begin <= begin + values.size <= target.size or values.dtype != np.dtype(target.dtype):
+        target = self.array(slot)
+        begin = start - self.start
+        if not 0 <= begin <= begin + values.size <= target.size or values.dtype != target.dtype:
             raise SettingsError(
                 f"state {slot} of {self._tensor.spec.name!r}: {values.size} elements of {values.dtype} from {start} on;"
-                f" expected {target.size} of {np.dtype(target.dtype)}"
+                f" expected {target.size} of {target.dtype}"
             )
-        if values.size:
-            target[begin : begin + values.size] = mx.nd.array(values, dtype=values.dtype)
-            mx.nd.waitall()
+        target[begin : begin + values.size] = values
 
-    def slots(self) -> int:
-        """Return how many arrays of state there are; 0 before the first update."""
-        return len(self._slots) if self._filled == self._stop else 0
-
-    def set_count(self, count: int) -> None:
-        """Go on as after ``count`` updates."""
+    def restart(self, count: int) -> None:
+        """Forget the state, and go on as after ``count`` updates."""
+        self._template = None
+        self._slots = []
+        self._memory = []
+        self._filled = self.start
         self.count = count
         self._version = None
+        self._resume_sums()
 
     # ----------------------------------------------------------------------------------------- details
 
@@ -163,9 +217,12 @@ class ShardUpdater:
         if self._template is not None and not _ALWAYS_ALIKE.issuperset(parameters):
             like = self._new_state(mx.nd.zeros(self._shape(), dtype=self._tensor.spec.dtype))
             if _outline(like) != _outline(self._template):
-                self._template = None
-                self._slots = []
-                self._filled = self._start
+                self.restart(self.count)
+
+    def _resume_sums(self) -> None:
+        if self.description.name == "lbsgd":  # it counts for itself, to warm up
+            sums = {"cum_grad": 0, "num_cums": self._optimizer.init_updates + self.count}
+            self._optimizer.cumgrads = {self._index: sums} if self.count else {}
 
     def _begin(self, version: int) -> None:
         """Put the optimizer into the condition in which every range of ``version`` is to be updated."""
@@ -198,7 +255,7 @@ class ShardUpdater:
         mx.nd.waitall()  # nothing is left to wait for under the server's NaiveEngine
 
     def _shape(self) -> tuple[int, ...]:
-        return self._tensor.spec.shape if self._whole else (self._stop - self._start,)
+        return self._tensor.spec.shape if self.whole else (self.stop - self.start,)
 
     def _new_state(self, weight: Any) -> Any:
         return self._optimizer.create_state_multi_precision(self._index, weight)
@@ -206,11 +263,11 @@ class ShardUpdater:
     def _allocate(self, template: Any) -> None:
         """Make the arrays for the whole shard that a state of ``template``'s structure needs."""
         self._template = template
-        if self._whole:
-            self._slots = list(_leaves(template))
-        else:
-            size = self._stop - self._start
-            self._slots = [mx.nd.zeros((size,), dtype=leaf.dtype) for leaf in _leaves(template)]
+        leaves = list(state_leaves(template))
+        shapes = [leaf.shape if self.whole else (self.stop - self.start,) for leaf in leaves]
+        arrays = [np.zeros(shape, leaf.dtype) for shape, leaf in zip(shapes, leaves)]
+        self._slots = [_wrap(array) for array in arrays]
+        self._memory = [array.reshape(-1) for array in arrays]
 
     def _state(self, start: int, stop: int, weight: Any) -> Any:
         """Return the state of a range, as slices of the arrays; ``weight`` is the range's."""
@@ -219,13 +276,13 @@ class ShardUpdater:
             part = self._new_state(weight if begin == start else weight[begin - start :])
             if self._template is None:
                 self._allocate(part)
-            for slot, leaf in zip(self._slots, _leaves(part)):
-                if slot is not leaf:
-                    slot[begin - self._start : stop - self._start] = leaf
+            for slot, leaf in zip(self._memory, state_leaves(part)):
+                piece = leaf.asnumpy().reshape(-1)
+                slot[begin - self.start : begin - self.start + piece.size] = piece
             self._filled = stop
-        if self._whole:
-            return self._template
-        slices = (slot[start - self._start : stop - self._start] for slot in self._slots)
+        if self.whole:
+            return _rebuild(self._template, iter(self._slots))
+        slices = (slot[start - self.start : stop - self.start] for slot in self._slots)
         return _rebuild(self._template, slices)
 
 
@@ -234,17 +291,13 @@ def _wrap(values: Array) -> Any:
     return mx.nd.from_numpy(values[:], zero_copy=True)
 
 
-def _leaves(state: Any) -> Iterator[Any]:
-    """Yield the arrays of a state, which is None, an array, or a tuple or list of states."""
-    if isinstance(state, (tuple, list)):
-        for item in state:
-            yield from _leaves(item)
-    elif isinstance(state, mx.nd.NDArray):
-        yield state
-    elif state is not None:
-        raise SettingsError(
-            f"a state of {type(state).__name__}: only arrays, and tuples of them, can be kept on servers"
-        )
+def _row_sparse(rows: Array) -> Any:
+    """Return a row-sparse array in which every row is there."""
+    return mx.nd.sparse.row_sparse_array((rows, np.arange(rows.shape[0])), shape=rows.shape, dtype=rows.dtype)
+
+
+def _some_rows(table: Array, ids: NDArray[np.int64]) -> Any:
+    return _row_sparse(table[ids])
 
 
 def _rebuild(template: Any, arrays: Iterator[Any]) -> Any:

@@ -82,3 +82,37 @@ def test_updates_of_ranges_have_the_bits_of_updates_of_the_whole(
         for start, stop in zip(cuts, cuts[1:]):
             updater.update(step + 5, start, stop, gradient[start:stop], weight[start:stop])
         assert weight.tobytes() == expected[step].tobytes(), step
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("sgd", {}),
+        ("sgd", {"momentum": 0.9, "wd": 0.01}),
+        ("sgd", {"momentum": 0.9, "lazy_update": False}),
+        ("adam", {"wd": 0.01}),
+        ("adam", {"lazy_update": False}),
+        ("adagrad", {}),
+        ("ftrl", {}),
+        ("groupadagrad", {}),
+        ("rmsprop", {}),
+    ],
+)
+def test_updates_of_rows_have_the_bits_of_mxnets_row_sparse_updates(name: str, arguments: dict[str, Any]) -> None:
+    optimizer = mx.optimizer.create(name, learning_rate=0.1, **arguments)
+    tensor = Tensor(0, TensorSpec("t", (9, 4), "float32", whole=d.needs_whole_tensors(optimizer)), [Shard(0, 0, 36)])
+    updater = ShardUpdater(tensor, tensor.shards[0], d.describe(optimizer))
+    reference = mx.optimizer.get_updater(optimizer)
+    random = np.random.RandomState(2)
+    weight = random.randn(9, 4).astype("float32")
+    expected = mx.nd.array(weight).tostype("row_sparse")
+    for step, ids in enumerate([[0, 3, 8], [3], [], [0, 1, 2, 3, 4, 5, 6, 7, 8], [2, 3]]):
+        gradient = random.randn(len(ids), 4).astype("float32")
+        sparse = (
+            mx.nd.sparse.row_sparse_array((gradient, ids), shape=(9, 4))
+            if ids
+            else mx.nd.sparse.zeros("row_sparse", (9, 4))
+        )
+        reference(0, sparse, expected)
+        updater.update_rows(step + 1, np.array(ids, np.int64), gradient, weight)
+        assert weight.tobytes() == expected.tostype("default").asnumpy().tobytes(), step
