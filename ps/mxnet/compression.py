@@ -1,7 +1,7 @@
 """``set_gradient_compression``: MXNet's dictionary of parameters, and to which keys of a store it applies.
 
-The codecs are those of :mod:`ps.codecs`: MXNet's ``2bit`` with its numbers, ``1bit``, ``fp16`` and ``topk``. Each worker keeps
-the residual of its own gradients, summed over its devices first, as MXNet's dist stores do.
+The codecs are those of :mod:`ps.codecs`: MXNet's ``2bit`` with its numbers, ``1bit``, ``fp16`` and ``topk``. Each
+worker keeps the residual of its own gradients, summed over its devices first, as MXNet's dist stores do.
 
 A key is compressed when it is initialised after the call: the servers have to know how to read it, and all ranks have
 to agree. Row-sparse keys are not (MXNet's store refuses them), nor are keys of integers.

@@ -1,0 +1,170 @@
+"""``set_gradient_compression``: the numbers of MXNet's own store, to the bit, and what else a user meets."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.cluster.harness import Cluster, free_port
+
+#: Pushes and pulls eight times and prints what comes, for any store.
+ROUNDS = """
+import mxnet as mx
+import numpy as np
+store = mx.kv.create(NAME)
+store.set_gradient_compression({"type": "2bit", "threshold": 0.3})
+generator = np.random.default_rng(7 + store.rank)
+shapes = {"small": (37,), "big": (1201, 33)}
+for key, shape in shapes.items():
+    store.init(key, mx.nd.ones(shape))
+    out = mx.nd.zeros(shape)
+    store.pull(key, out=out)
+    assert (out.asnumpy() == 1).all()
+import hashlib
+digest = hashlib.sha256()
+for step in range(8):
+    for key, shape in shapes.items():
+        gradients = [mx.nd.array(generator.normal(scale=0.2, size=shape)) for _ in range(2)]
+        out = mx.nd.zeros(shape)
+        store.push(key, gradients)
+        store.pull(key, out=out)
+        digest.update(out.asnumpy().tobytes())
+        assert set(np.unique(np.abs(out.asnumpy()))) <= {0, np.float32(0.3), np.float32(0.6)}
+print(digest.hexdigest())
+"""
+
+
+def native(source: str, timeout: float = 60) -> list[str]:
+    """Run ``source`` on two workers of MXNet's own servers; return what each printed."""
+    env = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("DMLC_")},
+        "OMP_NUM_THREADS": "1",
+        "DMLC_PS_ROOT_URI": "127.0.0.1",
+        "DMLC_PS_ROOT_PORT": str(free_port()),
+        "DMLC_NUM_WORKER": "2",
+        "DMLC_NUM_SERVER": "2",
+    }
+    roles = ["scheduler", "server", "server", "worker", "worker"]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", source if role == "worker" else "import mxnet"],
+            env={**env, "DMLC_ROLE": role},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for role in roles
+    ]
+    try:
+        return [process.communicate(timeout=timeout)[0] for process in processes[3:]]
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
+@pytest.mark.skipif(
+    sys.version_info >= (3, 12), reason="MXNet needs ps.mxnet to be imported, which its own servers do not"
+)
+@pytest.mark.timeout(120)
+def test_2bit_gives_the_bits_of_mxnets_own_store():
+    expected = native(ROUNDS.replace("NAME", "'dist_sync'"))
+    assert len(expected[0]) == 65 and expected[0] == expected[1]
+    with Cluster(workers=2, servers=2) as cluster:
+        source = "import ps.mxnet\n" + ROUNDS.replace("NAME", "'dist_sync_autobyte'")
+        assert [worker.stdout for worker in cluster.run(source, timeout=60)] == expected
+        assert cluster.finish() == [0, 0, 0]
+
+
+@pytest.mark.timeout(120)
+def test_gluon_trains_with_compression_and_sends_less():
+    source = """
+import ps.mxnet
+import hashlib
+import mxnet as mx
+from sklearn.datasets import load_digits
+
+digits = load_digits()
+images, labels = mx.nd.array(digits.images[:1600].reshape(1600, 64) / 16), mx.nd.array(digits.target[:1600])
+batch = 50
+for parameters in {"type": "2bit", "threshold": 0.5}, {"type": "topk", "ratio": 0.05}:
+    net = mx.gluon.nn.HybridSequential()
+    net.add(mx.gluon.nn.Dense(64, activation="relu"), mx.gluon.nn.Dense(10))
+    mx.random.seed(1)
+    net.initialize(mx.init.Xavier())
+    store = mx.kv.create("dist_sync_autobyte")
+    trainer = mx.gluon.Trainer(
+        net.collect_params(), "sgd", {"learning_rate": 0.2}, kvstore=store, update_on_kvstore=False,
+        compression_params=parameters,
+    )
+    criterion = mx.gluon.loss.SoftmaxCrossEntropyLoss()
+    sent_before = store.worker.statistics()["bytes_sent"]
+    for epoch in range(12):
+        for start in range(0, 1600, 2 * batch):
+            mine = slice(start + batch * store.rank, start + batch * (store.rank + 1))
+            with mx.autograd.record():
+                loss = criterion(net(images[mine]), labels[mine])
+            loss.backward()
+            trainer.step(2 * batch)
+    accuracy = (net(images).argmax(axis=1) == labels).mean().asscalar()
+    weights = b"".join(parameter.data().asnumpy().tobytes() for parameter in net.collect_params().values())
+    sent = store.worker.statistics()["bytes_sent"] - sent_before
+    print(parameters["type"], accuracy > 0.93, hashlib.sha256(weights).hexdigest(), sent)
+"""
+    values = 64 * 64 + 64 + 64 * 10 + 10
+    with Cluster(workers=2, servers=1, env={"AUTOBYTE_START_SECONDS": "60"}) as cluster:
+        first, second = (worker.stdout.splitlines() for worker in cluster.run(source, timeout=100))
+        assert cluster.finish() == [0, 0]
+    first_values = 4 * values  # of worker 0, which sends them as they are
+    for line, other, bytes_per_value in zip(first, second, (0.25, 0.4)):
+        name, accurate, weights, sent = line.split()
+        assert accurate == "True", line
+        assert other.split()[2] == weights, "the ranks have the same weights"
+        pushed = 12 * 16 * values * bytes_per_value
+        assert pushed <= int(sent) <= 1.02 * pushed + first_values, name
+
+
+def test_ranks_with_other_thresholds_are_told_so():
+    source = """
+import ps.mxnet
+import mxnet as mx
+store = mx.kv.create("dist_sync_autobyte")
+store.set_gradient_compression({"type": "2bit", "threshold": [0.5, 0.25][store.rank]})
+try:
+    store.init("a", mx.nd.zeros(3))
+except mx.base.MXNetError as error:
+    print(error)
+"""
+    with Cluster(workers=2) as cluster:
+        for worker in cluster.run(source, timeout=40):
+            assert "{'type': '2bit', 'threshold': 0.5} on worker 0" in worker.stdout
+            assert "{'type': '2bit', 'threshold': 0.25} on worker 1" in worker.stdout
+
+
+def test_integers_and_keys_from_before_the_call_stay_as_they_are():
+    source = """
+import ps.mxnet
+import mxnet as mx
+store = mx.kv.create("dist_sync_autobyte")
+store.init("before", mx.nd.zeros(3))
+store.set_gradient_compression({"type": "2bit", "threshold": 0.5})
+store.init("integers", mx.nd.zeros(3, dtype="int32"))
+store.init("half", mx.nd.zeros(3, dtype="float16"))
+for key, dtype in ("before", "float32"), ("integers", "int32"), ("half", "float16"):
+    value = mx.nd.array([3, 0, -3], dtype=dtype)
+    store.pushpull(key, value)
+    print(value.asnumpy().tolist())
+"""
+    with Cluster(workers=2) as cluster:
+        for worker in cluster.run(source, timeout=40):
+            assert worker.stdout == "[6.0, 0.0, -6.0]\n[6, 0, -6]\n[1.0, 0.0, -1.0]\n"
+            assert "1 keys initialised before set_gradient_compression stay uncompressed" in worker.stderr
+
+
+@pytest.mark.parametrize("parameters", [{"type": "2bits"}, {"type": "2bit", "threshold": -1}, {"threshold": 0.5}, {}])
+def test_parameters_that_mxnet_refuses_are_refused(store, parameters):
+    import mxnet as mx
+
+    with pytest.raises(mx.base.MXNetError, match="gradient compression"):
+        store.set_gradient_compression(parameters)
