@@ -19,6 +19,7 @@ from typing import Any, Callable, NamedTuple, Optional, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from ps.rows import Ids, Piece
 from ps.updater import Updater
 
 __all__ = ["Array", "Book", "Completion", "Empty", "LedgerError", "count_nonfinite"]
@@ -200,6 +201,31 @@ class Book(abc.ABC):
         LedgerError
             Another version, type or range than what this worker may push next.
         """
+
+    @abc.abstractmethod
+    def push_rows(self, worker: int, version: int, piece: Piece, now: float) -> Sequence[Completion]:
+        """Take a range of a worker's gradient of which only some rows are not zero; otherwise like :meth:`push`.
+
+        Rows count when the worker's push is complete, so the whole shard is answered at once.
+        """
+
+    def _takes_rows(self, worker: int, version: int, piece: Piece) -> bool:
+        """Return whether ``piece`` is the next one of its worker; False where it was had before."""
+        if (
+            0 <= worker < self.num_workers
+            and version == self._next_version(worker)
+            and piece.start == self._marks[worker]
+            and piece.start < piece.stop <= self._end
+            and self._filled == self._end
+        ):
+            return True
+        elements = max(0, piece.stop - piece.start)
+        self._drop_duplicate(worker, version, piece.start, np.broadcast_to(np.zeros(1, self.dtype), elements))
+        return False
+
+    def _rows_of_shard(self, ids: Ids, width: int) -> tuple[Ids, Array]:
+        """Return ``ids`` counted from the first row of the shard, and the value by rows."""
+        return ids - self.start // width, self._value.reshape(-1, width)
 
     def watermark(self, worker: int) -> int:
         """Return up to which element ``worker`` has pushed in the push under way."""

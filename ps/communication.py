@@ -39,6 +39,7 @@ from ps.membership import Membership
 from ps.messages import Mode, SpanKind, Tensor, TensorSpec
 from ps.operation import Handle, Operation
 from ps.partition import cut
+from ps.rows import RowsEncoder, row_width, split
 from ps.shared import Arena, Neighbour
 from ps.traffic import Traffic
 from ps.transport import WorkerLane, new_context
@@ -427,8 +428,9 @@ class CommunicationLoop:
         operation = key.active if key is not None else None
         if key is None or operation is None or operation.version != span.version:
             return None, None
-        if span.start < 0 or span.count < 0 or span.start + span.count > key.size:
-            raise AutoByteError(f"{operation}: a server answered with {span}, but the tensor has {key.size} elements")
+        size = key.size if operation.receive is None else operation.receive.size
+        if span.start < 0 or span.count < 0 or span.start + span.count > size:
+            raise AutoByteError(f"{operation}: a server answered with {span}, but there are {size} elements to answer")
         if operation.receive is None:
             return key, None
         return key, operation.receive[span.start : span.start + span.count].view(np.uint8)
@@ -464,17 +466,21 @@ class CommunicationLoop:
             return
         now = time.monotonic()
         kind, tensor = operation.kind, key.tensor
-        if kind in (SpanKind.PUSH, SpanKind.PUSH_PULL):
+        if kind in (SpanKind.PUSH, SpanKind.PUSH_PULL, SpanKind.PUSH_ROWS):
+            assert operation.send is not None
             key.version += 1
-            self._count_step(key, now)
+            self._count_step(key, operation.send.nbytes, now)
         operation.version = key.version
-        if key.size == 0:
+        operation.remaining = key.size if operation.receive is None else operation.receive.size
+        if operation.remaining == 0:
             operation.done(None)
             return
-        operation.remaining = key.size
         operation.started_at = now
         key.active = operation
         self._active[tensor.id] = operation
+        if kind in (SpanKind.PUSH_ROWS, SpanKind.PULL_ROWS):
+            self._begin_rows(operation, now)
+            return
         payload = place = None
         if operation.send is not None:
             payload = operation.send.view(np.uint8).data
@@ -508,6 +514,34 @@ class CommunicationLoop:
             )
             self.traffic.put(shard.server, transfer, now)
 
+    def _begin_rows(self, operation: Operation, now: float) -> None:
+        kind, tensor, send = operation.kind, operation.tensor, operation.send
+        assert send is not None
+        width, partition_bytes = row_width(tensor.spec.shape), self.traffic.config.partition_bytes
+        ids = send["id"] if kind is SpanKind.PUSH_ROWS else send
+        for shard, (first, last) in zip(tensor.shards, split(ids, tensor.shards, width)):
+            encoder = payload = None
+            if kind is SpanKind.PUSH_ROWS:
+                encoder = RowsEncoder(width)
+                encoder.begin(operation.version, send)
+                ranges = encoder.ranges(shard.start, shard.stop, partition_bytes)
+            else:
+                payload = send.view(np.uint8).data
+                ranges = cut(first, last, send.itemsize, partition_bytes)
+            transfer = Transfer(
+                kind,
+                tensor.id,
+                operation.version,
+                operation.priority,
+                send.itemsize,
+                0,
+                payload,
+                ranges,
+                encoder=encoder,
+                settings=operation.settings,
+            )
+            self.traffic.put(shard.server, transfer, now)
+
     def _finish(self, key: _Key, error: Optional[AutoByteError]) -> None:
         operation = key.active
         assert operation is not None
@@ -517,13 +551,13 @@ class CommunicationLoop:
         while key.waiting and key.active is None:
             self._begin(key, key.waiting.popleft())
 
-    def _count_step(self, key: _Key, now: float) -> None:
+    def _count_step(self, key: _Key, nbytes: int, now: float) -> None:
         # Steps are counted by the first key; one that is left two rounds behind was pushed once, such as a broadcast.
         if self._step_key is None or key.version > self._step_key.version + 1:
             self._step_key = key
         if key is self._step_key:
             self.traffic.counters.step_began(now)
-        self.traffic.counters.pushed(key.size * key.dtype.itemsize)
+        self.traffic.counters.pushed(nbytes)
 
     # --------------------------------------------------------------------------------- collectives
 

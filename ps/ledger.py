@@ -29,6 +29,7 @@ from typing import Any, Optional, Sequence
 import numpy as np
 
 from ps.book import Array, Book, Completion, Empty, LedgerError, count_nonfinite
+from ps.rows import Ids, Piece, add_up, join
 from ps.updater import Updater
 
 __all__ = ["Ledger", "OrderedLedger", "LedgerError"]
@@ -37,7 +38,7 @@ __all__ = ["Ledger", "OrderedLedger", "LedgerError"]
 class Ledger(Book):
     """Rounds that are summed as pushes arrive; see the module and :class:`~ps.book.Book`."""
 
-    __slots__ = ("_result", "_sums", "_complete", "_ready", "_updates")
+    __slots__ = ("_result", "_sums", "_complete", "_ready", "_updates", "_pieces", "_nonzero")
 
     def __init__(
         self,
@@ -55,6 +56,8 @@ class Ledger(Book):
         self._complete = start  # up to here the open round has its sum
         self._ready = start  # and up to here its answer
         self._updates: Optional[Updater] = None  # of the open round
+        self._pieces: Optional[list[list[Piece]]] = None  # of the open round by rank, if it is one of rows
+        self._nonzero: Optional[Ids] = None  # the only rows that the last round set; None: any may be set
 
     def __str__(self) -> str:
         return f"{self.name!r}, round {self.version + 1}"
@@ -74,6 +77,8 @@ class Ledger(Book):
             return ()
         if self.opened_at is None:
             self._open(now)
+        elif self._pieces is not None:
+            raise self._mixed(worker, "all elements", "rows")
         complete = self._sum(worker, start, end, values)
         if complete == self._complete:
             return ()
@@ -86,6 +91,41 @@ class Ledger(Book):
             return ()
         self._ready = complete
         return (Completion(first, complete),)
+
+    def push_rows(self, worker: int, version: int, piece: Piece, now: float) -> Sequence[Completion]:
+        """Keep the piece; the rows are added up in the order of the ranks, when all have pushed all of theirs."""
+        if not self._takes_rows(worker, version, piece):
+            return ()
+        if self.opened_at is None:
+            self.opened_at = now
+            self._updates = self.updater
+            self._pieces = [[] for _ in range(self.num_workers)]
+        elif self._pieces is None:
+            raise self._mixed(worker, "rows", "all elements")
+        self._pieces[worker].append(piece)
+        self._marks[worker] = piece.stop
+        if min(self._marks) < self._end:
+            return ()
+        self._close_rows(*add_up([join(pieces) for pieces in self._pieces]))
+        return (Completion(self.start, self.stop),)
+
+    def _close_rows(self, ids: Ids, sums: Array) -> None:
+        self.nonfinite += count_nonfinite(sums.reshape(-1))
+        own, value = self._rows_of_shard(ids, sums.shape[1])
+        if self._updates is not None:
+            self._updates.update_rows(self.version + 1, own, sums, value)
+        else:
+            # No answer from this value can be outstanding: everybody has pushed since.
+            value[slice(None) if self._nonzero is None else self._nonzero] = 0
+            value[own] = sums
+            self._nonzero = own
+        self._pieces = None
+        self._next_round()
+
+    def _mixed(self, worker: int, this: str, other: str) -> LedgerError:
+        return LedgerError(
+            f"{self}: worker {worker} pushed {this}, another worker {other}; push values of the same storage type"
+        )
 
     def _open(self, now: float) -> None:
         self.opened_at = now
@@ -132,6 +172,10 @@ class Ledger(Book):
     def _close(self) -> None:
         if self._updates is None:
             self._value, self._result = self._result, self._value  # type: ignore[assignment]  # it was open
+            self._nonzero = None
+        self._next_round()
+
+    def _next_round(self) -> None:
         self.version += 1
         self.opened_at = None
         self._complete = self._ready = self.start

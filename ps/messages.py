@@ -81,7 +81,7 @@ PROTOCOL = 2
 
 
 class SpanKind(enum.IntEnum):
-    """What a span asks for or brings. Kinds up to ``ERROR`` carry payload, the others none."""
+    """What a span asks for or brings."""
 
     INIT = 0  #: worker 0 -> server: the first value; answered by DONE
     PUSH_PULL = 1  #: worker -> server: to be summed; answered by RESULT as ranges complete
@@ -90,10 +90,12 @@ class SpanKind(enum.IntEnum):
     ERROR = 4  #: server -> worker: the operation failed; the payload is a code byte and UTF-8 text
     PULL = 5  #: worker -> server: asks for the present value of a range; answered by RESULT
     DONE = 6  #: server -> worker: the range is complete
+    PUSH_ROWS = 7  #: worker -> server: of the range only these rows are not zero; answered by DONE as it completes
+    PULL_ROWS = 8  #: worker -> server: asks for rows by their ids; answered by RESULT, as elements of these rows
 
     @property
     def has_payload(self) -> bool:
-        return self <= SpanKind.ERROR
+        return self not in (SpanKind.PULL, SpanKind.DONE)
 
 
 class Place(msgspec.Struct, array_like=True, frozen=True):
@@ -111,8 +113,10 @@ class Span(msgspec.Struct, array_like=True, frozen=True):
     of elements, except for ``ERROR``, where it is the number of payload bytes. ``priority`` is MXNet's: larger is
     more urgent (Gluon passes ``-i``); the server's answer travels with the priority of the request.
     ``place`` is set where the payload is not in the message. ``encoded_bytes`` is the size of a payload that the
-    tensor's codec has made; 0 for raw elements. The first span of a push of worker 0 brings along the ``settings`` of
-    the servers' optimizer that hold from this version on, where they have changed.
+    tensor's codec has made, or of the records of ``PUSH_ROWS`` (:mod:`ps.rows`); 0 for raw elements. ``start`` and
+    ``count`` of ``PULL_ROWS`` are those of the ids, in the list of all that the worker asks for. The first span of a
+    push of worker 0 brings along the ``settings`` of the servers' optimizer that hold from this version on, where they
+    have changed.
     """
 
     kind: SpanKind

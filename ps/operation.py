@@ -19,7 +19,14 @@ if TYPE_CHECKING:
 __all__ = ["Operation", "Handle", "VERBS"]
 
 #: How an operation is called in messages to the user.
-VERBS = {SpanKind.INIT: "init", SpanKind.PUSH_PULL: "push_pull", SpanKind.PUSH: "push", SpanKind.PULL: "pull"}
+VERBS = {
+    SpanKind.INIT: "init",
+    SpanKind.PUSH_PULL: "push_pull",
+    SpanKind.PUSH: "push",
+    SpanKind.PULL: "pull",
+    SpanKind.PUSH_ROWS: "push_rows",
+    SpanKind.PULL_ROWS: "pull_rows",
+}
 
 
 class Operation:
@@ -30,9 +37,11 @@ class Operation:
     tensor
         As :meth:`ps.Worker.tensor` returns it.
     kind
-        ``PUSH_PULL``, ``PUSH`` or ``PULL`` (``INIT`` is the worker's own).
+        ``PUSH_PULL``, ``PUSH``, ``PULL``, ``PUSH_ROWS`` or ``PULL_ROWS`` (``INIT`` is the worker's own).
     send, receive
-        One-dimensional C-contiguous arrays of the tensor's dtype and size; None where the kind needs none.
+        One-dimensional C-contiguous arrays of the tensor's dtype and size; None where the kind needs none. Of rows:
+        ``PUSH_ROWS`` sends records (:func:`ps.rows.records`) ascending by id, ``PULL_ROWS`` sends ascending int64 ids
+        and receives the elements of these rows.
     priority
         Larger is more urgent, as in MXNet.
     done

@@ -16,15 +16,33 @@ given; float16 is summed in float32 and rounded once. Everything here is pure.
 from __future__ import annotations
 
 import math
-from typing import Any, Iterator, Sequence
+from typing import Any, Iterator, NamedTuple, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ps.errors import TensorError
-from ps.messages import Shard
+from ps.messages import Shard, Tensor
 
-__all__ = ["row_width", "row_ids", "merge", "add_up", "record_type", "records", "split", "RowsEncoder"]
+__all__ = [
+    "ID_BYTES",
+    "Ids",
+    "Piece",
+    "RowsEncoder",
+    "add_up",
+    "join",
+    "merge",
+    "record_type",
+    "records",
+    "row_ids",
+    "row_width",
+    "rows_of",
+    "split",
+    "unpack",
+]
+
+#: Bytes of an id on the wire.
+ID_BYTES = 8
 
 Array = NDArray[Any]
 Ids = NDArray[np.int64]
@@ -134,6 +152,61 @@ def records(ids: Ids, rows: Array) -> Array:
     result["id"] = ids
     result["row"] = rows
     return result
+
+
+def rows_of(tensor: Tensor, what: str) -> tuple[int, int]:
+    """Return the number of rows of a tensor and their width.
+
+    Raises
+    ------
+    TensorError
+        A server has only a part of some row.
+    """
+    shape, width = tensor.spec.shape, row_width(tensor.spec.shape)
+    if not shape or any(width and shard.stop % width for shard in tensor.shards):
+        raise TensorError(
+            f"{what}: the rows of a tensor of shape {shape} are themselves spread over servers;"
+            " initialise the key as row_sparse"
+        )
+    return shape[0], width
+
+
+class Piece(NamedTuple):
+    """Elements ``start`` to ``stop`` of a push of rows.
+
+    ``ids``, counted from the beginning of the tensor, and ``rows``, shape ``(ids.size, width)``, are those that are not
+    zero, as they came.
+    """
+
+    start: int
+    stop: int
+    ids: Ids
+    rows: Array
+
+
+def unpack(payload: Any, dtype: np.dtype[Any], width: int, start: int, stop: int) -> Piece:
+    """Return what came as the payload of a range: a copy.
+
+    Raises
+    ------
+    ValueError
+        The payload is no list of records, or one of them is not within the range.
+    """
+    kind = record_type(dtype, width)
+    if len(payload) % kind.itemsize:
+        raise ValueError(f"{len(payload)} bytes are no list of records of {kind.itemsize} bytes")
+    found = np.frombuffer(payload, kind) if len(payload) else np.empty(0, kind)
+    ids = found["id"].copy()
+    if ids.size and not (start <= int(ids.min()) * width and (int(ids.max()) + 1) * width <= stop):
+        raise ValueError(f"rows {ids.min()} to {ids.max()} are not within elements {start} to {stop}")
+    return Piece(start, stop, ids, found["row"].copy())
+
+
+def join(pieces: Sequence[Piece]) -> tuple[Ids, Array]:
+    """Return the rows of all pieces, at least one, of a push, ascending by id, those of equal ids added up."""
+    if len(pieces) == 1:
+        return merge(pieces[0].ids, pieces[0].rows)
+    return merge(np.concatenate([piece.ids for piece in pieces]), np.concatenate([piece.rows for piece in pieces]))
 
 
 def split(ids: Ids, shards: Sequence[Shard], width: int) -> list[tuple[int, int]]:

@@ -24,6 +24,7 @@ from ps.ledger import Ledger, OrderedLedger
 from ps.link import Transfer
 from ps.messages import Mode, Place, Shard, Span, SpanKind, Tensor
 from ps.partition import cut
+from ps.rows import ID_BYTES, Piece, row_width, unpack
 from ps.tally import Tally
 from ps.updater import MakeUpdater
 
@@ -203,24 +204,29 @@ class ShardBook:
         book = shard.book
         if span.kind is SpanKind.PULL:
             return [self._pulled(shard, rank, span)], offset
-        if span.kind not in (SpanKind.PUSH, SpanKind.PUSH_PULL, SpanKind.INIT):
+        if span.kind in (SpanKind.RESULT, SpanKind.DONE, SpanKind.ERROR):
             raise LedgerError(f"worker {rank} sent {span.kind!r}, which only a server sends")
-        end = offset + (span.encoded_bytes or span.count * book.dtype.itemsize)
-        if payload is None or span.count < 0 or not offset <= end <= payload.nbytes:
+        end = offset + _payload_bytes(span, book.dtype.itemsize)
+        if span.count < 0 or not offset <= end <= (0 if payload is None else payload.nbytes):
             raise LedgerError(
                 f"{book.name!r}: worker {rank} announced {span.count} elements of {end - offset} bytes,"
                 " more than it sent"
             )
-        values = _values(shard.tensor, span, payload[offset:end])
+        body = memoryview(b"") if payload is None else payload[offset:end]
+        if span.kind is SpanKind.PULL_ROWS:
+            return [self._pulled_rows(shard, rank, span, body)], end
         if span.kind is SpanKind.INIT:
-            book.initialize(span.start, values)
+            book.initialize(span.start, _values(shard.tensor, span, body))
             return [Answer.of(rank, SpanKind.DONE, span, span.start, span.count, None)], end
         if shard.failed is not None:
             return [Answer.failure(rank, span, *shard.failed)], end
         try:
             if span.settings and rank == 0 and book.updater is not None:
                 book.updater.settings(span.settings)
-            completions = book.push(rank, span.version, span.start, values, now)
+            if span.kind is SpanKind.PUSH_ROWS:
+                completions = book.push_rows(rank, span.version, _piece(shard.tensor, span, body), now)
+            else:
+                completions = book.push(rank, span.version, span.start, _values(shard.tensor, span, body), now)
         except LedgerError:
             raise
         except Exception as error:  # the updater's
@@ -238,6 +244,14 @@ class ShardBook:
     def _pulled(self, shard: _Shard, rank: int, span: Span) -> Answer:
         values = shard.book.view(span.start, span.start + span.count)
         return Answer.of(rank, SpanKind.RESULT, span, span.start, span.count, values)
+
+    def _pulled_rows(self, shard: _Shard, rank: int, span: Span, ids: Buffer) -> Answer:
+        book, width = shard.book, row_width(shard.tensor.spec.shape)
+        rows = book.view(book.start, book.stop).reshape(-1, width)
+        own = np.frombuffer(ids, np.int64) - book.start // width
+        if own.size and not 0 <= own.min() <= own.max() < len(rows):
+            raise LedgerError(f"{book.name!r}: worker {rank} asked for rows that server {self._server} does not have")
+        return Answer.of(rank, SpanKind.RESULT, span, span.start * width, own.size * width, rows[own].reshape(-1))
 
     def _answers(self, shard: _Shard, completions: Iterable[Completion]) -> list[Answer]:
         codec = shard.tensor.spec.codec
@@ -328,6 +342,23 @@ class ShardBook:
                 shard.reported_nonfinite = True
                 lines.append(f"{shard.book}: {shard.book.nonfinite} elements so far are infinite or no number")
         return lines
+
+
+def _payload_bytes(span: Span, itemsize: int) -> int:
+    if span.kind is SpanKind.PUSH_ROWS:
+        return span.encoded_bytes
+    if span.kind is SpanKind.PULL_ROWS:
+        return span.count * ID_BYTES
+    return span.encoded_bytes or span.count * itemsize
+
+
+def _piece(tensor: Tensor, span: Span, payload: Buffer) -> Piece:
+    """Return the rows that the payload of ``span`` brings."""
+    try:
+        dtype, width = np.dtype(tensor.spec.dtype), row_width(tensor.spec.shape)
+        return unpack(payload, dtype, width, span.start, span.start + span.count)
+    except ValueError as error:
+        raise LedgerError(f"{tensor.spec.name!r}: {error}") from None
 
 
 def _values(tensor: Tensor, span: Span, payload: Buffer) -> Array:

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple, Optional, Sequence
 import numpy as np
 
 from ps.book import Array, Book, Completion, Empty, count_nonfinite
+from ps.rows import Ids, Piece, join
 
 __all__ = ["Tally"]
 
@@ -40,7 +41,7 @@ class _Waiting(NamedTuple):
 class Tally(Book):
     """See the module and :class:`~ps.book.Book`; ``staleness`` is -1 where it is not bounded."""
 
-    __slots__ = ("_staleness", "_pushed", "_numbers", "_gone", "_waiting", "_sums", "_pieces")
+    __slots__ = ("_staleness", "_pushed", "_numbers", "_gone", "_waiting", "_sums", "_pieces", "_rows")
 
     def __init__(
         self,
@@ -61,6 +62,7 @@ class Tally(Book):
         self._waiting: dict[int, _Waiting] = {}  # by worker; the one that has waited for longest first
         self._sums: Optional[Array] = None  # the value with more digits, for float16 without an updater
         self._pieces: dict[int, Array] = {}  # pushes that the updater will get in one piece, by worker
+        self._rows: dict[int, list[Piece]] = {}  # pushes of rows under way, by worker
 
     def __str__(self) -> str:
         for worker, waiting in self._waiting.items():
@@ -90,6 +92,24 @@ class Tally(Book):
                 return ()
             start = self.start
         self._apply(worker, start, values)
+        return self._applied(worker, version, start, end, now)
+
+    def push_rows(self, worker: int, version: int, piece: Piece, now: float) -> Sequence[Completion]:
+        if not self._takes_rows(worker, version, piece):
+            return ()
+        if piece.start == self.start:
+            self.version += 1
+            self._numbers[worker] = self.version
+        pieces = self._rows.setdefault(worker, [])
+        pieces.append(piece)
+        self._marks[worker] = piece.stop
+        if self._marks[worker] < self._end:
+            return ()
+        self._apply_rows(worker, *join(self._rows.pop(worker)))
+        return self._applied(worker, version, self.start, self._end, now)
+
+    def _applied(self, worker: int, version: int, start: int, end: int, now: float) -> Sequence[Completion]:
+        """Take note that a range is in the value; return what can be answered now."""
         if end == self._end:
             self._marks[worker] = self.start
             self._pushed[worker] += 1
@@ -123,6 +143,21 @@ class Tally(Book):
             sums = self._sums[section]
             np.add(sums, gradient, out=sums)
             value[:] = sums
+
+    def _apply_rows(self, worker: int, ids: Ids, rows: Array) -> None:
+        self.nonfinite += count_nonfinite(rows.reshape(-1))
+        own, value = self._rows_of_shard(ids, rows.shape[1])
+        if self.updater is not None:
+            self._sums = None
+            self.updater.update_rows(self._numbers[worker], own, rows, value)
+        elif self.dtype != np.float16:
+            value[own] += rows
+        else:
+            if self._sums is None:
+                self._sums = self._value.astype(np.float32)
+            sums = self._sums.reshape(value.shape)
+            sums[own] += rows
+            value[own] = sums[own]
 
     def view(self, start: int, stop: int) -> Array:
         """Return elements of the present value, without a copy: they change with every push."""
@@ -164,6 +199,7 @@ class Tally(Book):
     def worker_gone(self, worker: int) -> Sequence[Completion]:
         self._gone.add(worker)
         self._pieces.pop(worker, None)
+        self._rows.pop(worker, None)
         return self._answerable()
 
     def give_up(self) -> list[int]:

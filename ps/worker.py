@@ -6,10 +6,11 @@ communication thread (:mod:`ps.communication`). Nothing blocks except ``wait``, 
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 from types import TracebackType
-from typing import Any, Callable, Mapping, Optional, Sequence, Type, Union
+from typing import Any, Callable, Mapping, Optional, Sequence, Type, TypeVar, Union
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -17,13 +18,16 @@ from numpy.typing import ArrayLike, NDArray
 from ps.codecs import Codec, codec_of, describe
 from ps.communication import CommunicationLoop
 from ps.config import CommConfig, Role, Settings
-from ps.errors import AutoByteError, Closed, TensorError
-from ps.messages import Mode, SpanKind, Tensor, TensorSpec
+from ps.errors import AutoByteError, Closed, SettingsError, TensorError
+from ps.messages import Mode, SpanKind, Storage, Tensor, TensorSpec
 from ps.operation import VERBS, Handle, Operation
+from ps.rows import merge, records, row_ids, rows_of
 from ps.staging import Staging
 from ps.transport import keep_freed_memory
 
 __all__ = ["Worker", "DTYPES"]
+
+_Choice = TypeVar("_Choice", Mode, Storage)
 
 #: What the servers can sum. float16 is summed in float32 and rounded once.
 DTYPES = frozenset(["float16", "float32", "float64", "int8", "uint8", "int32", "int64"])
@@ -33,9 +37,9 @@ class Worker:
     """This process's part in the job: a connection to the scheduler and to every server.
 
     All ranks initialise the same keys, then push and pull them. A *round* of a key is one push by every worker; its
-    result is the sum, the same on all ranks. Operations on one key take effect in program order; operations on
-    different keys overlap, the more urgent first. Arguments are snapshots: they may be changed as soon as the
-    call returns.
+    result is the sum, the same on all ranks (but see ``mode`` of :meth:`init`). Operations on one key take effect in
+    program order; operations on different keys overlap, the more urgent first. Arguments are snapshots: they may be
+    changed as soon as the call returns.
 
     Parameters
     ----------
@@ -120,7 +124,8 @@ class Worker:
         key: Union[str, Mapping[str, ArrayLike]],
         value: Optional[ArrayLike] = None,
         *,
-        mode: Mode = Mode.SYNC,
+        mode: Union[str, Mode] = Mode.SYNC,
+        stype: Union[str, Storage] = Storage.DEFAULT,
         whole: bool = False,
         codec: Union[None, str, Mapping[str, Any], Codec] = None,
     ) -> None:
@@ -130,8 +135,12 @@ class Worker:
         ----------
         key, value
             One key and its value, or a mapping of several (one round trip for all).
-        mode, whole
-            As in :class:`~ps.messages.TensorSpec`; alike on all ranks.
+        mode
+            ``"sync"``: pushes are summed in rounds. ``"async"``: each counts at once and by itself (docs/modes.md).
+        stype
+            ``"default"``, or ``"row_sparse"``: few rows of a value are not zero, and only these travel.
+        whole
+            Keep each tensor on one server, for an optimizer that has to see all of it. These are alike on all ranks.
         codec
             How what is pushed to these keys is encoded (:func:`ps.codecs.codec_of`), such as ``"2bit"`` or
             ``{"type": "topk", "ratio": 0.01}``; alike on all ranks. The first values travel as they are.
@@ -141,14 +150,15 @@ class Worker:
         TensorError
             The ranks disagree about shape, dtype or codec, the key exists, or the dtype cannot be summed or encoded.
         SettingsError
-            There is no such codec.
+            There is no such codec, mode or stype.
         DeadlineExceeded
             A rank did not initialise the key.
         """
         named = {key: value} if isinstance(key, str) else key
         values = {name: np.array(item, order="C") for name, item in named.items()}
+        mode, stype = _one_of(Mode, "mode", mode), _one_of(Storage, "stype", stype)
         chosen = None if codec is None else codec_of(codec)
-        specs = [_spec(name, array, mode, whole, chosen) for name, array in values.items()]
+        specs = [_spec(name, array, mode, stype, whole, chosen) for name, array in values.items()]
         self.init_tensors(specs, values)
 
     def init_tensors(self, specs: Sequence[TensorSpec], values: Mapping[str, NDArray[Any]]) -> None:
@@ -168,7 +178,7 @@ class Worker:
         """Add ``value`` to the key's round. The handle completes when all workers have pushed."""
         tensor = self.tensor(key)
         stage = self._snapshot(SpanKind.PUSH, tensor, value)
-        return self._submit(tensor, SpanKind.PUSH, stage, None, priority, None)
+        return self._submit(tensor, SpanKind.PUSH, stage, None, priority, None, self._giving_back(stage))
 
     def pull(self, key: str, out: Optional[NDArray[Any]] = None, priority: int = 0) -> Handle:
         """Fetch the value that the key has after this worker's earlier operations. ``wait`` returns it.
@@ -187,7 +197,59 @@ class Worker:
         tensor = self.tensor(key)
         target = self._output(SpanKind.PUSH_PULL, tensor, out)
         stage = self._snapshot(SpanKind.PUSH_PULL, tensor, value)
-        return self._submit(tensor, SpanKind.PUSH_PULL, stage, target.reshape(-1), priority, target)
+        receive = target.reshape(-1)
+        return self._submit(tensor, SpanKind.PUSH_PULL, stage, receive, priority, target, self._giving_back(stage))
+
+    def push_rows(self, key: str, ids: ArrayLike, rows: ArrayLike, priority: int = 0) -> Handle:
+        """Add a value to the key's round of which only some rows are not zero; only these travel.
+
+        The handle completes when all workers have pushed. Each may push other rows, or none.
+
+        Parameters
+        ----------
+        ids
+            Which rows, in any order; int64, or floats that are exact. Rows of equal ids are added up.
+        rows
+            Shape ``(len(ids), *shape[1:])``.
+
+        Raises
+        ------
+        TensorError
+            An id is not a row of the tensor, or ``rows`` has another shape or dtype.
+        """
+        tensor = self.tensor(key)
+        what = f"push_rows({key!r})"
+        num_rows, width = rows_of(tensor, what)
+        numbers, array, spec = row_ids(ids, num_rows, what), np.asarray(rows), tensor.spec
+        if array.shape != (numbers.size, *spec.shape[1:]) or array.dtype.name != spec.dtype:
+            raise TensorError(
+                f"{what}: worker {self.rank} gave rows of shape {array.shape} and dtype {array.dtype};"
+                f" expected {(numbers.size, *spec.shape[1:])} and {spec.dtype}"
+            )
+        send = records(*merge(numbers, array.reshape(numbers.size, width)))
+        return self._submit(tensor, SpanKind.PUSH_ROWS, send, None, priority, None)
+
+    def pull_rows(self, key: str, ids: ArrayLike, priority: int = 0) -> Handle:
+        """Fetch rows of the value that the key has after this worker's earlier operations; only these travel.
+
+        ``wait`` returns them in the order of ``ids``, which may be any, shape ``(len(ids), *shape[1:])``.
+
+        Raises
+        ------
+        TensorError
+            An id is not a row of the tensor.
+        """
+        tensor = self.tensor(key)
+        what = f"pull_rows({key!r})"
+        num_rows, _ = rows_of(tensor, what)
+        wanted, places = np.unique(row_ids(ids, num_rows, what), return_inverse=True)
+        rows = np.empty((wanted.size, *tensor.spec.shape[1:]), tensor.spec.dtype)
+        result = np.empty((places.size, *tensor.spec.shape[1:]), tensor.spec.dtype)
+
+        def finish() -> None:
+            np.take(rows, places, axis=0, out=result)
+
+        return self._submit(tensor, SpanKind.PULL_ROWS, wanted, rows.reshape(-1), priority, result, finish)
 
     def submit(self, operation: Operation) -> None:
         """Queue a ready-made operation without any copy or check; for stores built on this class."""
@@ -265,10 +327,11 @@ class Worker:
         self,
         tensor: Tensor,
         kind: SpanKind,
-        stage: Optional[NDArray[Any]],
+        send: Optional[NDArray[Any]],
         receive: Optional[NDArray[Any]],
         priority: int,
         result: Optional[NDArray[Any]],
+        finish: Optional[Callable[[], None]] = None,
     ) -> Handle:
         if self._closed:
             raise Closed(f"{VERBS[kind]}({tensor.spec.name!r}): the store is closed")
@@ -276,12 +339,16 @@ class Worker:
         handle = Handle(f"{VERBS[kind]}({tensor.spec.name!r})", limit_seconds, result)
 
         def done(error: Optional[AutoByteError]) -> None:
-            if stage is not None and error is None:  # after an error a server may yet read it
-                self._staging.give_back(stage)
+            if finish is not None and error is None:
+                finish()
             handle.complete(error)
 
-        self._loop.submit(Operation(tensor, kind, stage, receive, priority, done))
+        self._loop.submit(Operation(tensor, kind, send, receive, priority, done))
         return handle
+
+    def _giving_back(self, stage: NDArray[Any]) -> Callable[[], None]:
+        # Only after a good end: after an error a server may yet read it.
+        return functools.partial(self._staging.give_back, stage)
 
     def _check(self, kind: SpanKind, tensor: Tensor, array: NDArray[Any], what: str) -> None:
         spec = tensor.spec
@@ -307,9 +374,19 @@ class Worker:
         return out
 
 
-def _spec(name: str, array: NDArray[Any], mode: Mode, whole: bool, codec: Optional[Codec]) -> TensorSpec:
+def _one_of(kind: Type[_Choice], what: str, value: Union[str, _Choice]) -> _Choice:
+    try:
+        return kind(value)
+    except ValueError:
+        names = " or ".join(repr(choice.value) for choice in kind)
+        raise SettingsError(f"init: {what} {value!r}: expected {names}") from None
+
+
+def _spec(
+    name: str, array: NDArray[Any], mode: Mode, stype: Storage, whole: bool, codec: Optional[Codec]
+) -> TensorSpec:
     if array.dtype.name not in DTYPES:
         raise TensorError(f"init({name!r}): dtype {array.dtype} cannot be summed; use one of {sorted(DTYPES)}")
     if codec is not None and not codec.accepts(array.dtype):
         raise TensorError(f"init({name!r}): {describe(codec)} encodes no {array.dtype}; leave the codec out")
-    return TensorSpec(name, array.shape, array.dtype.name, mode, whole=whole, codec=codec)
+    return TensorSpec(name, array.shape, array.dtype.name, mode, stype, whole, codec)
