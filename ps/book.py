@@ -14,6 +14,7 @@ The ranges that a worker pushes arrive in ascending order, so its progress is on
 from __future__ import annotations
 
 import abc
+import math
 from typing import Any, Callable, NamedTuple, Optional, Sequence
 
 import numpy as np
@@ -294,5 +295,5 @@ def count_nonfinite(values: Array) -> int:
         suspicious = bool(values.view(np.int16).max() >= 0x7C00 or values.view(np.uint16).max() >= 0xFC00)
     else:
         total = np.dot(values, values) if values.size < SMALL_ELEMENTS else np.einsum("i->", values)
-        suspicious = not np.isfinite(total)
+        suspicious = not math.isfinite(total)
     return values.size - int(np.count_nonzero(np.isfinite(values))) if suspicious else 0
