@@ -127,7 +127,10 @@ class WorkerLane:
         socket = self.socket
         if not (ready or _readable(socket)):
             return None
-        header = socket.recv(_NOBLOCK, copy=False)
+        try:
+            header = socket.recv(_NOBLOCK, copy=False)
+        except zmq.Again:  # a connection that broke since the poll took its messages along
+            return None
         if not header.more:
             return header.buffer, None
         payload = socket.recv(_NOBLOCK, copy=False)
@@ -180,7 +183,10 @@ class ServerLane:
         socket = self.socket
         if not (ready or _readable(socket)):
             return None
-        identity = socket.recv(_NOBLOCK, copy=False)
+        try:
+            identity = socket.recv(_NOBLOCK, copy=False)
+        except zmq.Again:  # a connection that broke since the poll took its messages along
+            return None
         if not identity.more:
             return identity.bytes, _NOTHING, None
         header = socket.recv(_NOBLOCK, copy=False)
