@@ -99,5 +99,5 @@ def _means(values: Array, above: Array) -> Array:
 
 
 def _chosen(above: Array, means: Array, dtype: np.dtype[Any]) -> Array:
-    values: Array = means.astype(dtype)
-    return np.take(values, above.view(np.uint8))
+    rest, high = means.astype(dtype)
+    return np.where(above, high, rest)

@@ -4,7 +4,7 @@ The codecs are those of :mod:`ps.codecs`: MXNet's ``2bit`` with its numbers, ``1
 worker keeps the residual of its own gradients, summed over its devices first, as MXNet's dist stores do.
 
 A key is compressed when it is initialised after the call: the servers have to know how to read it, and all ranks have
-to agree. Row-sparse keys are not (MXNet's store refuses them), nor are keys of integers.
+to agree. Keys of integers are left alone, and so is what is pushed as rows (MXNet's store refuses both).
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Any, Mapping, Optional
 import numpy as np
 
 from ps.codecs import Codec, codec_of
-from ps.messages import Storage
 from ps.mxnet.errors import raised_for_mxnet
 
 __all__ = ["codec_from", "codec_for"]
@@ -32,8 +31,6 @@ def codec_from(compression_params: Mapping[str, Any]) -> Codec:
         return codec_of(compression_params)
 
 
-def codec_for(codec: Optional[Codec], dtype: np.dtype[Any], stype: Storage = Storage.DEFAULT) -> Optional[Codec]:
-    """Return ``codec`` where it can encode a key of ``dtype`` and ``stype``, else None."""
-    if codec is None or stype is not Storage.DEFAULT or not codec.accepts(dtype):
-        return None
-    return codec
+def codec_for(codec: Optional[Codec], dtype: np.dtype[Any]) -> Optional[Codec]:
+    """Return ``codec`` where it can encode a key of ``dtype``, else None."""
+    return codec if codec is not None and codec.accepts(dtype) else None

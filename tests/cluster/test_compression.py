@@ -118,6 +118,17 @@ assert worker.push_pull("a", np.full(5000, 1e6, "float32")).wait()[0] == np.inf
     run(source)
 
 
+def test_an_asynchronous_key_adds_what_the_codec_lets_through() -> None:
+    source = """
+worker.init("a", np.zeros(3, "float32"), codec={"type": "2bit", "threshold": 0.5}, mode="async")
+for _ in range(4):
+    worker.push_pull("a", np.array([0.5, 0.25, -0.125], "float32")).wait()
+worker.barrier()
+print(worker.pull("a").wait().tolist())
+"""
+    assert run(source) == ["[4.0, 2.0, -1.0]\n"] * 2
+
+
 def test_ranks_that_disagree_are_told_so_and_other_keys_work() -> None:
     source = """
 try:

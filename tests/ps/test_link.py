@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ps.codecs.interface import Array
 from ps.config import KIB, MIB, CommConfig
 from ps.link import MAX_SPANS, MESSAGE_BYTES, Link, LinkGroup, Message, Receiver, Transfer
 from ps.messages import Data, Place, SpanKind, decode_data
@@ -441,6 +442,40 @@ def test_payload_that_has_a_place_is_counted_but_not_sent() -> None:
     assert [span.place for span in message.spans] == [Place(9, 77, 4096), Place(9, 77, 4096 + 24), None]
     assert message.payload == b"inline"
     assert message.nbytes == 46 + MESSAGE_BYTES and link.bytes_sent == 46
+
+
+class _Tenth:
+    """Encodes ten elements into one byte, and notes what it encoded."""
+
+    def __init__(self) -> None:
+        self.encoded: list[tuple[int, int]] = []
+
+    def begin(self, version: int, gradient: Array) -> None:
+        raise AssertionError("whoever makes the transfer begins")
+
+    def encoded_bytes(self, count: int) -> int:
+        return count // 10
+
+    def encode(self, start: int, count: int) -> memoryview:
+        self.encoded.append((start, count))
+        return memoryview(bytes(count // 10))
+
+
+def test_a_range_is_encoded_when_it_leaves_and_counted_as_what_it_has_become() -> None:
+    encoder = _Tenth()
+    ranges = cut(1000, 2500, 4, 4000)
+    transfer = Transfer(SpanKind.PUSH, 1, 1, 0, 4, 1000, None, ranges, encoder=encoder)
+    link = link_of(transfer, credit_bytes=100 + MESSAGE_BYTES)
+    first = link.pop(0.0)
+    assert first is not None and link.pop(0.0) is None, "a hundred bytes are in flight"
+    assert encoder.encoded == [(0, 1000)]
+    assert first.nbytes == 100 + MESSAGE_BYTES and first.spans[0].encoded_bytes == 100
+    [again] = link.resume(1, 1.0)
+    assert again is first and encoder.encoded == [(0, 1000)]
+    link.acknowledge(1, 2.0)
+    second = link.pop(2.0)
+    assert second is not None and (second.spans[0].start, second.spans[0].count) == (2000, 500)
+    assert encoder.encoded == [(0, 1000), (1000, 500)] and link.bytes_sent == 150
 
 
 def test_partitions_for_a_near_peer_are_joined_up_to_half_the_credit() -> None:
