@@ -238,7 +238,8 @@ class CommunicationLoop:
             self._start_error = error
         else:
             try:
-                self._loop(membership)
+                with np.errstate(all="ignore"):  # codecs: what overflows is inf, as in any other sum
+                    self._loop(membership)
             except Exception as error:
                 log.exception("the communication thread failed")
                 reason = f"the communication thread failed: {error!r}"
