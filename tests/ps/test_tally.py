@@ -133,7 +133,9 @@ def test_nobody_waits_for_a_worker_that_is_gone() -> None:
     tally.push(1, 1, 0, array(1), 0.0)
     assert not tally.needs(2)
     assert tally.worker_gone(2) == [Completion(0, 1, 0), Completion(0, 1, 1)]
-    tally.worker_gone(1)
+    tally.push(1, 2, 0, array(1), 0.0)
+    assert tally.worker_gone(1) == [], "its own push is nobody's concern any more"
+    assert tally.opened_at is None
     assert tally.push(0, 2, 0, array(1), 0.0) == [Completion(0, 1, 0)]
 
 
