@@ -11,17 +11,20 @@ wrong with an operation goes back to the worker as an error that names key, rank
 
 from __future__ import annotations
 
+import argparse
 import logging
 import signal
 import sys
 import time
 from typing import Optional
 
+import msgspec
 import numpy as np
 import zmq
 
 from ps import messages
 from ps.book import LedgerError
+from ps.commands import Commands
 from ps.config import Role, Settings
 from ps.errors import AutoByteError, ErrorCode, SettingsError
 from ps.link import Receiver
@@ -84,6 +87,7 @@ class Server:
                     started.staleness,
                     started.deterministic,
                 )
+                self._commands = Commands(self.rank, self._book, self.settings.optimizer_modules)
                 self._traffic.counters.rank = self.rank
                 self._traffic.configure(started.config)
                 with np.errstate(all="ignore"):  # a sum that overflows is inf, or wraps around, as in any other sum
@@ -233,6 +237,8 @@ class Server:
         if isinstance(message, messages.AddTensors):
             self._book.add(message.tensors)
             self._membership.send(messages.TensorsAdded(message.call))
+        elif isinstance(message, messages.ServerCommand):
+            self._membership.send(self._commands.execute(message))
         elif isinstance(message, messages.ConfigUpdate):
             self._traffic.configure(message.config)
             self._membership.send(messages.ConfigConfirmed(message.config.epoch))
@@ -264,9 +270,15 @@ class Server:
 
 def main() -> None:
     """Run a server with the settings of the environment: the command ``autobyte-server``."""
+    parser = argparse.ArgumentParser("autobyte-server", description="A server of an AutoByte job (docs/settings.md).")
+    module_help = "import this module before an optimizer is set, since it registers one; may be repeated"
+    parser.add_argument("--optimizer-module", action="append", default=[], metavar="MODULE", help=module_help)
+    options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     try:
-        server = Server(Settings.from_env(Role.SERVER))
+        settings = Settings.from_env(Role.SERVER)
+        modules = [*settings.optimizer_modules, *options.optimizer_module]
+        server = Server(msgspec.structs.replace(settings, optimizer_modules=tuple(modules)))
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: server.stop("stopped by a signal"))
         keep_freed_memory()
