@@ -42,6 +42,8 @@ log = logging.getLogger("autobyte.server")
 
 #: Messages taken before acknowledgements and answers get their turn.
 RECEIVE_BATCH = 8
+#: Messages sent in one turn, whatever the credit: heartbeats and acknowledgements must not wait for all that is queued.
+SEND_BATCH = 256
 CHECK_SECONDS = 0.25
 
 
@@ -67,6 +69,7 @@ class Server:
         self._memory = Arena()
         self._traffic = Traffic(settings, range(settings.num_workers), bounded_skew=False, now=time.monotonic())
         self._next_check = 0.0
+        self._more_to_send = False
         self._ending: Optional[str] = None
 
     def run(self) -> int:
@@ -114,7 +117,7 @@ class Server:
         poller.register(control, zmq.POLLIN)
         poller.register(self._lane.socket, zmq.POLLIN)
         while self._ending is None:
-            wait = min(self._next_check - time.monotonic(), CHECK_SECONDS)
+            wait = 0.0 if self._more_to_send else min(self._next_check - time.monotonic(), CHECK_SECONDS)
             ready = dict(poller.poll(max(0, int(wait * 1000) + (wait > 0))))
             now = time.monotonic()
             # Control first: a tensor is announced on this socket before its data can come on the other one.
@@ -133,13 +136,15 @@ class Server:
             seq = worker.receiver.acknowledge()
             if seq is not None:
                 self._lane.send(worker.identity, messages.encode(messages.Ack(seq)), None)
-        while True:
+        for _ in range(SEND_BATCH):
             popped = self._traffic.pop(now)
             if popped is None:
+                self._more_to_send = False
                 return
             peer, message = popped
             # Where the worker is not connected the link keeps the message until its next hello.
             self._lane.send(self._workers[peer].identity, message.header, message.payload)
+        self._more_to_send = True
 
     # ------------------------------------------------------------------------------ from the workers
 

@@ -220,7 +220,7 @@ class Worker:
         tensor = self.tensor(key)
         what = f"push_rows({key!r})"
         num_rows, width = rows_of(tensor, what)
-        numbers, array, spec = row_ids(ids, num_rows, what), np.asarray(rows), tensor.spec
+        numbers, array, spec = row_ids(ids, num_rows, what), _native(np.asarray(rows)), tensor.spec
         if array.shape != (numbers.size, *spec.shape[1:]) or array.dtype.name != spec.dtype:
             raise TensorError(
                 f"{what}: worker {self.rank} gave rows of shape {array.shape} and dtype {array.dtype};"
