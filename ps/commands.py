@@ -4,7 +4,7 @@ A command comes from the workers through the scheduler (:class:`ps.messages.Serv
 or with a reason. Whatever a command raises becomes the reason; the server goes on.
 
 Commands that begin with ``optimizer/`` are MXNet's business: :mod:`ps.mxnet.optimizer_commands` is imported when the
-first of them comes, and with it MXNet, so that a server that only sums needs no MXNet and starts at once.
+first of them comes, in a thread of its own, and with it MXNet: a server that only sums needs no MXNet.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-from typing import Callable, Sequence
+import threading
+from typing import Any, Callable, Optional, Sequence
 
 from ps import messages
 from ps.errors import AutoByteError, SettingsError
@@ -43,17 +44,42 @@ class Commands:
         self._book = book
         self._optimizer_modules = optimizer_modules
         self._handlers: dict[str, Handler] = {}
+        self._waiting: list[messages.ServerCommand] = []
+        self._import: Optional[threading.Thread] = None
+        self._imported = False
+        self._module: Any = None  # what was imported, or why not
 
     def add(self, handlers: dict[str, Handler]) -> None:
         """Make more commands known."""
         self._handlers.update(handlers)
 
-    def execute(self, message: messages.ServerCommand) -> messages.CommandReply:
-        """Do as ``message`` says, and return the reply."""
+    def execute(self, message: messages.ServerCommand) -> list[messages.CommandReply]:
+        """Do as ``message`` says, and return the reply; none where that has to wait for an import."""
+        if message.name.startswith(_OPTIMIZER) and not self._imported:
+            self._waiting.append(message)
+            if self._import is None:
+                self._import = threading.Thread(target=self._import_optimizers, name="autobyte-import", daemon=True)
+                self._import.start()
+            return []
+        return [self._reply(message)]
+
+    def waited(self) -> list[messages.CommandReply]:
+        """Return the replies to commands that waited for an import and do not any more."""
+        if self._import is None or self._import.is_alive():
+            return []
+        self._import = None
+        if isinstance(self._module, AutoByteError):
+            replies = [messages.CommandReply(message.number, str(self._module), b"") for message in self._waiting]
+        else:
+            self._imported = True
+            self.add(self._module.handlers(self._rank, self._book))
+            replies = [self._reply(message) for message in self._waiting]
+        self._waiting = []
+        return replies
+
+    def _reply(self, message: messages.ServerCommand) -> messages.CommandReply:
         name = message.name
         try:
-            if name.startswith(_OPTIMIZER) and name not in self._handlers:
-                self._import_optimizers()
             handler = self._handlers.get(name)
             if handler is None:
                 raise SettingsError(f"there is no command {name[:40]!r}")
@@ -65,15 +91,15 @@ class Commands:
             return messages.CommandReply(message.number, f"command {name!r} failed: {error!r}", b"")
 
     def _import_optimizers(self) -> None:
+        """Import MXNet and the user's modules: seconds, in which the server goes on."""
         os.environ.pop("DMLC_ROLE", None)  # MXNet would become a server of its own, and never return
         os.environ["MXNET_ENGINE_TYPE"] = "NaiveEngine"  # an update is done when its call returns
         try:
-            commands = importlib.import_module("ps.mxnet.optimizer_commands")
+            self._module = importlib.import_module("ps.mxnet.optimizer_commands")
             for module in self._optimizer_modules:
                 importlib.import_module(module)
-        except ImportError as error:
-            raise SettingsError(
-                f"this server cannot import what an optimizer needs: {error}; install MXNet where the servers run,"
+        except Exception as error:
+            self._module = SettingsError(
+                f"this server cannot import what an optimizer needs: {error!r}; install MXNet where the servers run,"
                 " and have the modules of AUTOBYTE_OPTIMIZER_MODULES on their PYTHONPATH"
-            ) from error
-        self.add(commands.handlers(self._rank, self._book))
+            )

@@ -243,7 +243,7 @@ class Server:
             self._book.add(message.tensors)
             self._membership.send(messages.TensorsAdded(message.call))
         elif isinstance(message, messages.ServerCommand):
-            self._membership.send(self._commands.execute(message))
+            self._reply(self._commands.execute(message))
         elif isinstance(message, messages.ConfigUpdate):
             self._traffic.configure(message.config)
             self._membership.send(messages.ConfigConfirmed(message.config.epoch))
@@ -251,6 +251,10 @@ class Server:
             self._peer_gone(message, now)
         elif isinstance(message, messages.Shutdown):
             self._ending = message.error
+
+    def _reply(self, replies: list[messages.CommandReply]) -> None:
+        for reply in replies:
+            self._membership.send(reply)
 
     def _peer_gone(self, gone: messages.PeerGone, now: float) -> None:
         if gone.peer.role is Role.SCHEDULER:
@@ -267,6 +271,7 @@ class Server:
             log.warning("%s", line)
         for answer in self._book.expired_pushes(now):
             self._answer(answer, now)
+        self._reply(self._commands.waited())
         self._traffic.counters.nonfinite = self._book.nonfinite
         observation = self._traffic.report(now)
         if observation is not None:
