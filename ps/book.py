@@ -203,6 +203,13 @@ class Book(abc.ABC):
             Another version, type or range than what this worker may push next.
         """
 
+    def changes(self, version: int) -> Optional[Ids]:
+        """Return the only rows that may have changed since ``version``; None where that may be any row.
+
+        Ascending, counted from the shard's first row.
+        """
+        return None
+
     @abc.abstractmethod
     def push_rows(self, worker: int, version: int, piece: Piece, now: float) -> Sequence[Completion]:
         """Take a range of a worker's gradient of which only some rows are not zero; otherwise like :meth:`push`.

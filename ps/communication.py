@@ -40,7 +40,7 @@ from ps.membership import Membership
 from ps.messages import Mode, SpanKind, Tensor, TensorSpec
 from ps.operation import Handle, Operation
 from ps.partition import cut
-from ps.rows import RowsEncoder, row_width, split
+from ps.rows import RowsEncoder, row_width, split, unpack
 from ps.shared import Arena, Neighbour
 from ps.traffic import Traffic
 from ps.transport import WorkerLane, new_context
@@ -443,9 +443,23 @@ class CommunicationLoop:
                     raise AutoByteError(f"a server sent a payload that is shorter than its span {span}")
                 np.copyto(target, _raw(payload[offset:end], span, key))
                 self._advance(key, span.count)
+        elif span.kind is SpanKind.CHANGES:
+            end += span.encoded_bytes
+            key, _ = self._target(span)
+            if key is not None:
+                self._receive_changes(key, span, memoryview(b"") if payload is None else payload[offset:end])
         else:
             self.traffic.counters.malformed()
         return end
+
+    def _receive_changes(self, key: _Key, span: messages.Span, payload: memoryview) -> None:
+        """Put the rows into the value of an earlier version, which the operation began with."""
+        assert key.active is not None and key.active.receive is not None
+        width, stop = row_width(key.tensor.spec.shape), span.start + span.count
+        rows = key.active.receive[span.start : stop].reshape(-1, width)
+        changed = unpack(payload, key.dtype, width, span.start, stop)
+        rows[changed.ids - span.start // width] = changed.rows
+        self._advance(key, span.count)
 
     def _target(self, span: messages.Span) -> tuple[Optional[_Key], Optional[NDArray[np.uint8]]]:
         """Return the key that an answer is for and where its payload goes; (None, None) for a late answer."""
@@ -519,7 +533,9 @@ class CommunicationLoop:
         for shard in tensor.shards:
             if shard.start == shard.stop:
                 continue
-            if kind is SpanKind.PULL:
+            if kind is SpanKind.PULL_CHANGES:
+                ranges = iter(((operation.known, 0),))
+            elif kind is SpanKind.PULL:
                 ranges = iter(((shard.start, shard.stop - shard.start),))
             else:
                 ranges = cut(shard.start, shard.stop, itemsize, self.traffic.config.partition_bytes)

@@ -24,6 +24,7 @@ out of range is inf (or wraps, for integers), as NumPy has it; whether NumPy war
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any, Optional, Sequence
 
 import numpy as np
@@ -34,11 +35,14 @@ from ps.updater import Updater
 
 __all__ = ["Ledger", "OrderedLedger", "LedgerError"]
 
+#: A worker that has a value of up to so many rounds ago may ask for what has changed since.
+REMEMBERED_ROUNDS = 16
+
 
 class Ledger(Book):
     """Rounds that are summed as pushes arrive; see the module and :class:`~ps.book.Book`."""
 
-    __slots__ = ("_result", "_sums", "_complete", "_ready", "_updates", "_pieces", "_nonzero")
+    __slots__ = ("_result", "_sums", "_complete", "_ready", "_updates", "_pieces", "_nonzero", "_changes")
 
     def __init__(
         self,
@@ -58,6 +62,9 @@ class Ledger(Book):
         self._updates: Optional[Updater] = None  # of the open round
         self._pieces: Optional[list[list[Piece]]] = None  # of the open round by rank, if it is one of rows
         self._nonzero: Optional[Ids] = None  # the only rows that the last round set; None: any may be set
+        self._changes: deque[Ids] = deque(
+            maxlen=REMEMBERED_ROUNDS
+        )  # the only rows that each of the last rounds changed
 
     def __str__(self) -> str:
         return f"{self.name!r}, round {self.version + 1}"
@@ -112,15 +119,28 @@ class Ledger(Book):
     def _close_rows(self, ids: Ids, sums: Array) -> None:
         self.nonfinite += count_nonfinite(sums.reshape(-1))
         own, value = self._rows_of_shard(ids, sums.shape[1])
+        changes: Optional[Ids] = None
         if self._updates is not None:
-            self._updates.update_rows(self.version + 1, own, sums, value)
-        else:
-            # No answer from this value can be outstanding: everybody has pushed since.
-            value[slice(None) if self._nonzero is None else self._nonzero] = 0
+            if self._updates.update_rows(self.version + 1, own, sums, value):
+                changes = own
+        elif self._nonzero is None:
+            value[:] = 0
             value[own] = sums
-            self._nonzero = own
+        else:
+            changes = np.union1d(own, self._nonzero)
+            value[changes] = 0
+            value[own] = sums
+        self._nonzero = own
         self._pieces = None
-        self._next_round()
+        self._next_round(changes)
+
+    def changes(self, version: int) -> Optional[Ids]:
+        rounds = self.version - version
+        if not 0 <= rounds <= len(self._changes):
+            return None
+        newest = list(self._changes)[len(self._changes) - rounds :]
+        changes: Ids = np.unique(np.concatenate([np.empty(0, np.int64), *newest]))
+        return changes
 
     def _mixed(self, worker: int, this: str, other: str) -> LedgerError:
         return LedgerError(
@@ -173,9 +193,13 @@ class Ledger(Book):
         if self._updates is None:
             self._value, self._result = self._result, self._value  # type: ignore[assignment]  # it was open
             self._nonzero = None
-        self._next_round()
+        self._next_round(None)
 
-    def _next_round(self) -> None:
+    def _next_round(self, changes: Optional[Ids]) -> None:
+        if changes is None:
+            self._changes.clear()
+        else:
+            self._changes.append(changes)
         self.version += 1
         self.opened_at = None
         self._complete = self._ready = self.start

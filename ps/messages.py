@@ -92,10 +92,12 @@ class SpanKind(enum.IntEnum):
     DONE = 6  #: server -> worker: the range is complete
     PUSH_ROWS = 7  #: worker -> server: of the range only these rows are not zero; answered by DONE as it completes
     PULL_ROWS = 8  #: worker -> server: asks for rows by their ids; answered by RESULT, as elements of these rows
+    PULL_CHANGES = 9  #: worker -> server: like PULL, by one who has an earlier version; answered by CHANGES or RESULT
+    CHANGES = 10  #: server -> worker: of the range only these rows have changed since that version
 
     @property
     def has_payload(self) -> bool:
-        return self not in (SpanKind.PULL, SpanKind.DONE)
+        return self not in (SpanKind.PULL, SpanKind.PULL_CHANGES, SpanKind.DONE)
 
 
 class Place(msgspec.Struct, array_like=True, frozen=True):
@@ -113,10 +115,11 @@ class Span(msgspec.Struct, array_like=True, frozen=True):
     of elements, except for ``ERROR``, where it is the number of payload bytes. ``priority`` is MXNet's: larger is
     more urgent (Gluon passes ``-i``); the server's answer travels with the priority of the request.
     ``place`` is set where the payload is not in the message. ``encoded_bytes`` is the size of a payload that the
-    tensor's codec has made, or of the records of ``PUSH_ROWS`` (:mod:`ps.rows`); 0 for raw elements. ``start`` and
-    ``count`` of ``PULL_ROWS`` are those of the ids, in the list of all that the worker asks for. The first span of a
-    push of worker 0 brings along the ``settings`` of the servers' optimizer that hold from this version on, where they
-    have changed.
+    tensor's codec has made, or of the records of ``PUSH_ROWS`` and ``CHANGES`` (:mod:`ps.rows`); 0 for raw elements.
+    ``start`` and ``count`` of ``PULL_ROWS`` are those of the ids, in the list of all that the worker asks for.
+    ``start`` of ``PULL_CHANGES`` is the version that the worker has; the whole shard is meant. The first span of a push
+    of worker 0 brings along the ``settings`` of the servers' optimizer that hold from this version on, where they have
+    changed.
     """
 
     kind: SpanKind

@@ -27,6 +27,7 @@ VERBS = {
     SpanKind.PULL: "pull",
     SpanKind.PUSH_ROWS: "push_rows",
     SpanKind.PULL_ROWS: "pull_rows",
+    SpanKind.PULL_CHANGES: "pull",
 }
 
 
@@ -70,15 +71,17 @@ class Operation:
     tensor
         As :meth:`ps.Worker.tensor` returns it.
     kind
-        ``PUSH_PULL``, ``PUSH``, ``PULL``, ``PUSH_ROWS`` or ``PULL_ROWS`` (``INIT`` is the worker's own).
+        What workers send (:class:`ps.messages.SpanKind`), but for ``INIT``, which is the worker's own.
     send, receive
         One-dimensional C-contiguous arrays of the tensor's dtype and size; None where the kind needs none. Of rows:
         ``PUSH_ROWS`` sends records (:func:`ps.rows.records`) ascending by id, ``PULL_ROWS`` sends ascending int64 ids
-        and receives the elements of these rows.
+        and receives the elements of these rows. ``PULL_CHANGES`` receives into the tensor's value of version ``known``.
     priority
         Larger is more urgent, as in MXNet. An integer of 64 bits: anything else is a TypeError or ValueError here.
     done
         Called once, on the communication thread, with None or the error. It must not block.
+    known
+        Of ``PULL_CHANGES``: the ``version`` of the operation that left what is in ``receive``.
     settings
         Of a push of worker 0: what the servers' optimizer takes note of first (:class:`ps.messages.Span`).
     """
@@ -91,6 +94,7 @@ class Operation:
         "priority",
         "done",
         "settings",
+        "known",
         "version",
         "remaining",
         "started_at",
@@ -105,6 +109,7 @@ class Operation:
         priority: int,
         done: Callable[[Optional[AutoByteError]], None],
         settings: bytes = b"",
+        known: int = 0,
     ) -> None:
         self.tensor = tensor
         self.kind = kind
@@ -113,6 +118,7 @@ class Operation:
         self.priority = _checked_priority(priority, f"{VERBS[kind]}({tensor.spec.name!r})")
         self.done = done
         self.settings = settings
+        self.known = known
         self.version = 0
         self.remaining = 0
         self.started_at = 0.0

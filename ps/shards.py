@@ -11,7 +11,7 @@ whatever the book completes.
 from __future__ import annotations
 
 import logging
-from typing import Any, Iterable, Iterator, Optional, Union
+from typing import Any, Iterable, Optional, Union
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,7 @@ from ps.ledger import Ledger, OrderedLedger
 from ps.link import Transfer
 from ps.messages import Mode, Place, Shard, Span, SpanKind, Tensor
 from ps.partition import cut
-from ps.rows import ID_BYTES, Piece, row_width, unpack
+from ps.rows import ID_BYTES, Piece, RowsEncoder, records, row_width, unpack
 from ps.tally import Tally
 from ps.updater import MakeUpdater
 
@@ -79,9 +79,14 @@ class Answer:
     def transfer(self, config: CommConfig, place: Optional[Place]) -> Transfer:
         """Return this answer as work for a link, cut by ``config``; ``place`` is where its receiver can read it."""
         stop = self.start + self.count
+        if self.kind is SpanKind.CHANGES and self.values is not None:
+            rows = RowsEncoder(self.values["row"].shape[1])
+            rows.begin(self.version, self.values)
+            ranges = rows.ranges(self.start, stop, config.partition_bytes)
+            return Transfer(self.kind, self.tensor_id, self.version, self.priority, 1, 0, None, ranges, encoder=rows)
         if self.values is None or self.kind is SpanKind.ERROR:
             itemsize = 1
-            ranges: Iterator[tuple[int, int]] = iter(((self.start, self.count),))
+            ranges = iter(((self.start, self.count),))
         else:
             itemsize = self.values.itemsize
             ranges = cut(self.start, stop, itemsize, config.partition_bytes)
@@ -203,8 +208,10 @@ class ShardBook:
             raise LedgerError(f"server {self._server} has no tensor {span.tensor_id}, which worker {rank} asks for")
         book = shard.book
         if span.kind is SpanKind.PULL:
-            return [self._pulled(shard, rank, span)], offset
-        if span.kind in (SpanKind.RESULT, SpanKind.DONE, SpanKind.ERROR):
+            return [self._pulled(shard, rank, span, span.start, span.start + span.count)], offset
+        if span.kind is SpanKind.PULL_CHANGES:
+            return [self._pulled_changes(shard, rank, span)], offset
+        if span.kind in (SpanKind.RESULT, SpanKind.DONE, SpanKind.ERROR, SpanKind.CHANGES):
             raise LedgerError(f"worker {rank} sent {span.kind!r}, which only a server sends")
         end = offset + _payload_bytes(span, book.dtype.itemsize)
         if span.count < 0 or not offset <= end <= (0 if payload is None else payload.nbytes):
@@ -241,9 +248,18 @@ class ShardBook:
             return self._fail_if_hopeless(shard), end
         return [], end
 
-    def _pulled(self, shard: _Shard, rank: int, span: Span) -> Answer:
-        values = shard.book.view(span.start, span.start + span.count)
-        return Answer.of(rank, SpanKind.RESULT, span, span.start, span.count, values)
+    def _pulled(self, shard: _Shard, rank: int, span: Span, start: int, stop: int) -> Answer:
+        return Answer.of(rank, SpanKind.RESULT, span, start, stop - start, shard.book.view(start, stop))
+
+    def _pulled_changes(self, shard: _Shard, rank: int, span: Span) -> Answer:
+        book, width = shard.book, row_width(shard.tensor.spec.shape)
+        ids = book.changes(span.start)
+        size = book.stop - book.start
+        if ids is None or size < ids.size * (width + ID_BYTES / book.dtype.itemsize):
+            return self._pulled(shard, rank, span, book.start, book.stop)
+        rows = book.view(book.start, book.stop).reshape(-1, width)[ids]
+        changed = records(ids + book.start // width, rows)
+        return Answer.of(rank, SpanKind.CHANGES, span, book.start, size, changed)
 
     def _pulled_rows(self, shard: _Shard, rank: int, span: Span, ids: Buffer) -> Answer:
         book, width = shard.book, row_width(shard.tensor.spec.shape)

@@ -36,7 +36,7 @@ class Updater(Protocol):
             asynchronous tensor may be sent from it while this runs.
         """
 
-    def update_rows(self, version: int, ids: NDArray[np.int64], gradient: NDArray[Any], weight: NDArray[Any]) -> None:
+    def update_rows(self, version: int, ids: NDArray[np.int64], gradient: NDArray[Any], weight: NDArray[Any]) -> bool:
         """Apply a gradient that is zero but for some rows, to the whole shard.
 
         Parameters
@@ -49,6 +49,10 @@ class Updater(Protocol):
             These rows, shape ``(ids.size, width)``; only to be read, and not to be kept.
         weight
             All rows of the shard, shape ``(rows, width)``, to be changed in place.
+
+        Returns
+        -------
+        Whether all other rows of the weight are as they were.
         """
 
     def settings(self, body: bytes) -> None:

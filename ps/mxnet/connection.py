@@ -91,7 +91,16 @@ class Connection:
         receive = None if kind is SpanKind.PUSH else stage.memory
 
         def begin(done: Callable[[Optional[AutoByteError]], None]) -> None:
-            self.worker.submit(Operation(self.worker.tensor(name), kind, send, receive, priority, done, settings))
+            def end(error: Optional[AutoByteError]) -> None:
+                if error is None and kind is SpanKind.PULL:
+                    stage.pulled = operation.version
+                done(error)
+
+            known, stage.pulled = stage.pulled, None
+            operation = Operation(self.worker.tensor(name), kind, send, receive, priority, end, settings)
+            if kind is SpanKind.PULL and known is not None:
+                operation.kind, operation.known = SpanKind.PULL_CHANGES, known
+            self.worker.submit(operation)
 
         self.operate(begin, kind is not SpanKind.PULL, priority, mutable=[stage.array])
 

@@ -145,11 +145,11 @@ class ShardUpdater:
             gradient_array, weight_array = gradient_array.reshape(shape), weight_array.reshape(shape)
         self._apply(gradient_array, weight_array, self._state(start, stop, weight_array))
 
-    def update_rows(self, version: int, ids: NDArray[np.int64], gradient: Array, weight: Array) -> None:
+    def update_rows(self, version: int, ids: NDArray[np.int64], gradient: Array, weight: Array) -> bool:
         """Apply a gradient that is zero but for some rows, as MXNet does: to these rows alone where it is lazy."""
         self._begin(version)
         if weight.size == 0:
-            return
+            return True
         flat = weight.reshape(-1)
         weight_array = _wrap(flat)
         if self.whole:
@@ -171,6 +171,7 @@ class ShardUpdater:
             weight[ids] = updated.data.asnumpy()
             for table, row in zip(tables, rows):
                 table[ids] = row.data.asnumpy()
+        return self._lazy
 
     @property
     def _lazy(self) -> bool:

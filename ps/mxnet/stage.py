@@ -14,7 +14,7 @@ asynchronous; no other process reads that memory. (Written after MXNet's sources
 from __future__ import annotations
 
 import ctypes
-from typing import Any, Callable, Sequence
+from typing import Any, Callable, Optional, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -44,11 +44,14 @@ class Stage:
         The stage as MXNet sees it; every operation on the key writes it, which puts them in program order.
     memory
         The same elements for the communication thread.
+    pulled
+        The version of the key's value that ``memory`` holds, where the last operation was a pull; else None.
     """
 
     def __init__(self, array: Any, memory: NDArray[Any]) -> None:
         self.array = array
         self.memory = memory
+        self.pulled: Optional[int] = None
         self._total: Any = None
         self._part: Any = None
 

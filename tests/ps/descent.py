@@ -24,8 +24,9 @@ class Descent:
         self.calls.append((version, start, stop))
         weight -= gradient
 
-    def update_rows(self, version: int, ids: Array, gradient: Array, weight: Array) -> None:
+    def update_rows(self, version: int, ids: Array, gradient: Array, weight: Array) -> bool:
         weight[ids] -= gradient
+        return True
 
     def settings(self, body: bytes) -> None:
         pass

@@ -99,4 +99,4 @@ def test_a_configuration_out_of_range_does_not_decode() -> None:
 
 def test_only_what_carries_data_has_a_payload() -> None:
     with_payload = [kind.name for kind in m.SpanKind if kind.has_payload]
-    assert with_payload == ["INIT", "PUSH_PULL", "PUSH", "RESULT", "ERROR", "PUSH_ROWS", "PULL_ROWS"]
+    assert with_payload == ["INIT", "PUSH_PULL", "PUSH", "RESULT", "ERROR", "PUSH_ROWS", "PULL_ROWS", "CHANGES"]
