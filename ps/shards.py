@@ -231,7 +231,7 @@ class ShardBook:
             if span.settings and rank == 0 and book.updater is not None:
                 book.updater.settings(span.settings)
             if span.kind is SpanKind.PUSH_ROWS:
-                completions = book.push_rows(rank, span.version, _piece(shard.tensor, span, body), now)
+                completions = book.push_rows(rank, span.version, _piece(shard, span, body), now)
             else:
                 completions = book.push(rank, span.version, span.start, _values(shard.tensor, span, body), now)
         except LedgerError:
@@ -253,8 +253,8 @@ class ShardBook:
 
     def _pulled_changes(self, shard: _Shard, rank: int, span: Span) -> Answer:
         book, width = shard.book, row_width(shard.tensor.spec.shape)
-        ids = book.changes(span.start)
         size = book.stop - book.start
+        ids = book.changes(span.start) if _has_whole_rows(book, width) else None
         if ids is None or size < ids.size * (width + ID_BYTES / book.dtype.itemsize):
             return self._pulled(shard, rank, span, book.start, book.stop)
         rows = book.view(book.start, book.stop).reshape(-1, width)[ids]
@@ -262,7 +262,7 @@ class ShardBook:
         return Answer.of(rank, SpanKind.CHANGES, span, book.start, size, changed)
 
     def _pulled_rows(self, shard: _Shard, rank: int, span: Span, ids: Buffer) -> Answer:
-        book, width = shard.book, row_width(shard.tensor.spec.shape)
+        book, width = shard.book, _row_width(shard)
         rows = book.view(book.start, book.stop).reshape(-1, width)
         own = np.frombuffer(ids, np.int64) - book.start // width
         if own.size and not 0 <= own.min() <= own.max() < len(rows):
@@ -368,13 +368,25 @@ def _payload_bytes(span: Span, itemsize: int) -> int:
     return span.encoded_bytes or span.count * itemsize
 
 
-def _piece(tensor: Tensor, span: Span, payload: Buffer) -> Piece:
+def _has_whole_rows(book: Book, width: int) -> bool:
+    return width > 0 and book.start % width == 0 and book.stop % width == 0
+
+
+def _row_width(shard: _Shard) -> int:
+    """Return the width of a shard's rows, of which the server has no parts."""
+    width = row_width(shard.tensor.spec.shape)
+    if not _has_whole_rows(shard.book, width):
+        raise LedgerError(f"{shard.book.name!r} has no rows, or they are spread over servers")
+    return width
+
+
+def _piece(shard: _Shard, span: Span, payload: Buffer) -> Piece:
     """Return the rows that the payload of ``span`` brings."""
+    width = _row_width(shard)
     try:
-        dtype, width = np.dtype(tensor.spec.dtype), row_width(tensor.spec.shape)
-        return unpack(payload, dtype, width, span.start, span.start + span.count)
+        return unpack(payload, shard.book.dtype, width, span.start, span.start + span.count)
     except ValueError as error:
-        raise LedgerError(f"{tensor.spec.name!r}: {error}") from None
+        raise LedgerError(f"{shard.book.name!r}: {error}") from None
 
 
 def _values(tensor: Tensor, span: Span, payload: Buffer) -> Array:
