@@ -28,7 +28,7 @@ from ps.errors import AutoByteError
 from ps.messages import SpanKind, Storage, TensorSpec
 from ps.mxnet.arguments import describe
 from ps.mxnet.connection import Connection
-from ps.mxnet.errors import raised_for_mxnet
+from ps.mxnet.errors import TensorError, raised_for_mxnet
 from ps.mxnet.stage import Stage
 from ps.operation import Operation
 from ps.rows import Ids, add_up, merge, records, row_ids, rows_of
@@ -146,15 +146,15 @@ def ids_by_output(what: str, outputs: Sequence[Any], ids: Any, shape: tuple[int,
 
     Raises
     ------
-    TypeError, ValueError
-        An output is dense, or there are not as many arrays of ids.
+    ValueError
+        There are not as many arrays of ids.
     TensorError
-        An id is not one of the rows, or may have been rounded.
+        An output is dense; or an id is not one of the rows, or may have been rounded.
     """
     arrays = ids if isinstance(ids, (list, tuple)) else [ids]
     for output in outputs:
         if output.stype != "row_sparse":
-            raise TypeError(f"{what}: an output is a row_sparse array, not {output.stype}; use pull")
+            raise TensorError(f"{what}: an output is a row_sparse array, not {output.stype}; use pull")
     for array in arrays:
         if not isinstance(array, mx.nd.NDArray):
             raise TypeError(f"{what}: row_ids are an NDArray or a list of them, not {describe(array)}")
