@@ -23,7 +23,7 @@ for key, shape in shapes.items():
     assert (out.asnumpy() == 1).all()
 import hashlib
 digest = hashlib.sha256()
-for step in range(8):
+for step in range(4):
     for key, shape in shapes.items():
         gradients = [mx.nd.array(generator.normal(scale=0.2, size=shape)) for _ in range(2)]
         out = mx.nd.zeros(shape)
@@ -33,6 +33,8 @@ for step in range(8):
         assert set(np.unique(np.abs(out.asnumpy()))) <= {0, np.float32(0.3), np.float32(0.6)}
 print(digest.hexdigest())
 """
+#: What it prints with MXNet 1.9.1 and ``dist_sync`` on two workers.
+BITS = "871835dd4b06f390eb1088b12709cc57298e362647b9a54c48caa557673bebe1\n"
 
 
 def native(source: str, timeout: float = 60) -> list[str]:
@@ -64,16 +66,17 @@ def native(source: str, timeout: float = 60) -> list[str]:
             process.communicate()
 
 
-@pytest.mark.skipif(
-    sys.version_info >= (3, 12), reason="MXNet needs ps.mxnet to be imported, which its own servers do not"
-)
-@pytest.mark.timeout(120)
-def test_2bit_gives_the_bits_of_mxnets_own_store():
-    expected = native(ROUNDS.replace("NAME", "'dist_sync'"))
-    assert len(expected[0]) == 65 and expected[0] == expected[1]
-    with Cluster(workers=2, servers=2) as cluster:
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="MXNet imports only after ps.mxnet, which its servers have not")
+@pytest.mark.timeout(150)
+def test_the_bits_are_those_of_mxnets_own_store():
+    assert native(ROUNDS.replace("NAME", "'dist_sync'"), timeout=120) == [BITS] * 2
+
+
+@pytest.mark.timeout(100)
+def test_2bit_gives_these_bits():
+    with Cluster(workers=2, servers=2, env={"AUTOBYTE_START_SECONDS": "60"}) as cluster:
         source = "import ps.mxnet\n" + ROUNDS.replace("NAME", "'dist_sync_autobyte'")
-        assert [worker.stdout for worker in cluster.run(source, timeout=60)] == expected
+        assert [worker.stdout for worker in cluster.run(source, timeout=80)] == [BITS] * 2
         assert cluster.finish() == [0, 0, 0]
 
 
