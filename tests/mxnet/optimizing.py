@@ -69,6 +69,14 @@ class Training:
         if updater is None:
             self.trainer.step(4)
 
+    def save_weights(self, path):
+        np.savez(f"{path}.weights", *[param.data().asnumpy() for param in self.params])
+
+    def load_weights(self, path):
+        saved = np.load(f"{path}.weights.npz")
+        for number, param in enumerate(self.params):
+            param.set_data(mx.nd.array(saved[f"arr_{number}"], dtype=self.dtype))
+
     def digest(self):
         """Return a hash of every bit of the weights."""
         digest = hashlib.sha256()

@@ -25,6 +25,44 @@ for case in OPTIMIZERS:
 """
 
 
+BEGIN = """
+import ps.mxnet
+import mxnet as mx
+from tests.mxnet.optimizing import Training
+
+for case in {cases}:
+    store = mx.kv.create("dist_sync_autobyte")
+    training = Training(case, store, True)
+    for step in range(10):
+        training.step(step, [store.rank])
+    if store.rank == 1:
+        training.trainer.save_states("{directory}/" + case)
+        training.save_weights("{directory}/" + case)
+    mx.kv.create("dist_sync_autobyte").barrier()
+"""
+
+GO_ON = """
+import ps.mxnet
+import mxnet as mx
+from tests.mxnet.optimizing import Training
+
+for case in {cases}:
+    store = mx.kv.create("dist_sync_autobyte")
+    training = Training(case, store, True)
+    training.load_weights("{directory}/" + case)
+    training.trainer.load_states("{directory}/" + case)
+    for step in range(10, 20):
+        training.step(step, [store.rank])
+    print(case, "True", training.digest())
+store = mx.kv.create("dist_sync_autobyte")
+for wrong in "{directory}/{cases[0]}", "{directory}/{cases[0]}.weights.npz":
+    try:
+        training.trainer.load_states(wrong)
+    except Exception as error:
+        print("#", error)
+"""
+
+
 @pytest.fixture(scope="module")
 def alone():
     on_kvstore = {(case, "True"): update(case) for case in OPTIMIZERS}
@@ -40,3 +78,26 @@ def test_two_workers_and_two_servers_have_the_weights_of_one_process(alone):
             assert wrong == []
             assert len(found) == 2 * len(OPTIMIZERS)
         assert cluster.finish() == [0, 0, 0]
+
+
+@pytest.mark.timeout(150)
+def test_states_are_restored_by_other_servers_and_the_run_goes_on_as_if_undisturbed(alone, tmp_path):
+    cases = ["adam", "half", "nadam", "lars", "lbsgd", "schedule", "sgd"]
+    names = {"cases": cases, "directory": tmp_path}
+    with Cluster(workers=2, servers=3, env={"AUTOBYTE_PARTITION_BYTES": "1021"}) as cluster:
+        cluster.run(BEGIN.format(**names), timeout=70)
+        assert cluster.finish() == [0, 0, 0, 0]
+    assert sorted(path.name for path in tmp_path.iterdir() if "." not in path.name) == sorted(cases)
+    with Cluster(workers=2, servers=1) as cluster:
+        for worker in cluster.run(GO_ON.format(**names), timeout=70):
+            lines = worker.stdout.splitlines()
+            found = [line.split() for line in lines if line.split()[0] in cases]
+            assert [case for case, on_kvstore, digest in found if digest != alone[case, on_kvstore]] == []
+            assert len(found) == len(cases)
+            assert [line for line in lines if line[0] == "#"] == [
+                f"# load_optimizer_states('{tmp_path}/adam'): it holds the states of 'adam', the store has 'sgd';"
+                " nothing was changed",
+                f"# '{tmp_path}/adam.weights.npz' is no file of AutoByte's optimizer states: \"There is no item named"
+                " 'optimizer.json' in the archive\"",
+            ]
+        assert cluster.finish() == [0, 0]
