@@ -1,0 +1,151 @@
+"""What users of MXNet's stores do with keys, lists, several arrays, updaters and errors, between two real workers."""
+
+from __future__ import annotations
+
+import ps.mxnet  # noqa: F401  # isort: skip (before mxnet: on Python 3.12 it makes that importable)
+
+import mxnet as mx
+import pytest
+
+from tests.mxnet.cases import Cases, rank
+
+cases = Cases()
+case = cases.case
+
+
+def store(name="dist_sync_autobyte"):
+    return mx.kv.create(name)
+
+
+def ones(*shape, times=1, **options):
+    return mx.nd.ones(shape or (2,), **options) * times
+
+
+def pulled(kv, key):
+    out = mx.nd.zeros((2,))
+    kv.pull(key, out=out)
+    return out.asnumpy().tolist()
+
+
+def error_of(call):
+    try:
+        call()
+    except Exception as error:
+        return error
+    return None
+
+
+@case([[20, 20], [20, 20], [0, 0]])
+def a_key_that_is_given_twice_has_the_arrays_of_both():
+    kv, outs = store(), [ones(), ones()]
+    kv.init(["a", "b"], [ones(times=0), ones(times=0)])
+    kv.push(["a", "a"], [ones(times=4), ones(times=6)])
+    kv.pull(["a", "a"], out=outs)
+    return [*(out.asnumpy().tolist() for out in outs), pulled(kv, "b")]
+
+
+@case("TensorError: init: a key is given twice in ['a', 'a']")
+def a_key_is_initialised_once():
+    error = error_of(lambda: store().init(["a", "a"], [ones(), ones()]))
+    return f"{type(error).__name__}: {error}"
+
+
+@case([[8, 8], [8, 8]])
+def arrays_that_several_keys_share_are_read_before_they_are_written():
+    kv, shared = store(), ones(times=4)
+    kv.init([1, 2], [ones(), ones()])
+    outs = [ones(), ones()]
+    kv.pushpull([1, 2], [shared, shared], out=[[shared, outs[0]], [shared, outs[1]]])
+    return [out.asnumpy().tolist() for out in outs]
+
+
+@case([True, True, True, True])
+def errors_are_those_that_users_of_mxnet_catch():
+    kv = store()
+    kv.init("a", ones())
+    calls = [
+        lambda: kv.pull("no such key", out=ones()),
+        lambda: kv.push("a", ones(3)),
+        lambda: kv.init("a", ones()),
+        lambda: kv.row_sparse_pull("a", out=ones(), row_ids=mx.nd.array([0])),
+    ]
+    return [isinstance(error_of(call), mx.MXNetError) for call in calls]
+
+
+@case([[3, 3], [6, 6], [30, 30]])
+def an_updater_runs_on_every_worker():
+    kv = store()
+    kv.broadcast("a", ones(times=3), ones())
+
+    def add(key, total, value):
+        assert key == "a"
+        value += total
+
+    kv._set_updater(add)
+    seen = [pulled(kv, "a")]
+    kv.push("a", ones(times=rank() + 1))
+    seen.append(pulled(kv, "a"))
+    out = ones()
+    kv.pushpull("a", [ones(times=4), ones(times=8)], out=out)
+    return [*seen, out.asnumpy().tolist()]
+
+
+@case([[0.8, 0.8], True])
+def an_updater_may_be_an_optimizer():
+    kv = store()
+    kv.init(0, ones())
+    kv.set_updater(mx.optimizer.get_updater(mx.optimizer.SGD(learning_rate=0.1, momentum=0.9)))
+    kv.push(0, ones())
+    value = [round(number, 6) for number in pulled(kv, 0)]
+    return [value, 0 in kv._updater.states]
+
+
+@case(by_rank=[[1, 2], [1, 2]])
+def broadcasts_may_come_in_another_order_on_each_rank():
+    kv = store()
+    outs = {"a": ones(times=7), "b": ones(times=7)}
+    for key in ("a", "b") if rank() == 0 else ("b", "a"):
+        value = {"a": 1, "b": 2}[key] if rank() == 0 else 5
+        kv.broadcast(key, ones(times=value), outs[key])
+    return [outs[key].asnumpy().tolist()[0] for key in "ab"]
+
+
+@case([True, True, True, [4, 4], [3, 3]])
+def a_broadcast_that_the_ranks_disagree_about_fails_alone():
+    kv = store()
+    size = 2 if rank() == 0 else 3
+    out, other = ones(size), ones()
+    kv.broadcast("x", ones(size), out)
+    kv.broadcast("y", ones(times=4), other)
+    waited = error_of(out.asnumpy)
+    called = error_of(lambda: kv.push("x", ones(size)))
+    named = all(word in str(waited) and word in str(called) for word in ("x", "(2,)", "(3,)"))
+    kv.init("x", ones(times=3))
+    return [isinstance(waited, mx.MXNetError), isinstance(called, mx.MXNetError), named, other.asnumpy().tolist()] + [
+        pulled(kv, "x")
+    ]
+
+
+@case([2, 2])
+def values_are_converted_to_the_dtype_of_the_output():
+    kv, out = store(), ones(dtype="float16")
+    kv.init("a", ones())
+    kv.push("a", ones())
+    kv.pull("a", out=out)
+    return out.asnumpy().tolist()
+
+
+@case(["dist_sync_autobyte", "dist_sync_autobyte", "dist_async_autobyte", True, 2])
+def stores_say_what_they_are():
+    stores = [store(name) for name in ("dist_sync_autobyte", "dist_autobyte", "dist_async_autobyte")]
+    return [kv.type for kv in stores] + [stores[0].is_capable("optimizer"), stores[0].num_workers]
+
+
+@pytest.fixture(scope="module")
+def results():
+    return cases.results(__name__, servers=2, AUTOBYTE_DEADLINE_SECONDS="20")
+
+
+@pytest.mark.parametrize("name", cases.functions)
+def test_surface(results, name):
+    assert results[name] == cases.expected[name]
