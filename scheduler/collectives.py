@@ -83,7 +83,7 @@ class _Run:
     calls: Sequence[_Call]
     waiting: set[int]  #: servers that have yet to reply
     bodies: list[bytes]
-    error: str = ""
+    errors: dict[int, str] = dataclasses.field(default_factory=dict)  #: by server
 
 
 class Collectives:
@@ -193,13 +193,15 @@ class Collectives:
         run.waiting.discard(server)
         run.bodies[server] = message.body
         if message.error:
-            run.error = run.error or f"server {server}: {message.error}"
+            run.errors[server] = message.error
         if run.waiting:
             return []
         del self._runs[message.number]
         open_calls = [call for call in run.calls if call.key in self._calls]
-        if run.error:
-            return [post for call in open_calls for post in self._fail(call, ErrorCode.SETTINGS, run.error)]
+        if run.errors:
+            first = min(run.errors)
+            text = f"server {first}: {run.errors[first]}"
+            return [post for call in open_calls for post in self._fail(call, ErrorCode.SETTINGS, text)]
         return [self._complete(call, messages.CommandDone(call.number, run.bodies)) for call in open_calls]
 
     def gone(self, peer: Peer, lost: bool, reason: str) -> list[Post]:
