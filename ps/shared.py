@@ -16,7 +16,7 @@ accepts its number, and never looks at the payload of a message that it does not
   workers have pushed the next, and a worker pushes to a key only when its previous operation on it, push or pull, has
   ended: when it has copied its results. This holds for float16, too: only its sums are kept elsewhere.
 * *Failures.* A failed operation may end while its messages are unread. Its key accepts nothing more at this worker,
-  its staging memory is never used again (``Worker._submit``), and a server writes no more to a round that failed.
+  :class:`ps.Worker` never uses its staging memory again, and a server writes no more to a round that failed.
 * *Ends.* A mapping keeps the memory of a process that has ended. A file that ended before it was mapped is an error
   of that span; the job has lost that node anyway.
 
