@@ -25,6 +25,7 @@ import math
 import os
 import threading
 import time
+import weakref
 from typing import Any, Callable, Iterable, Mapping, Optional, Sequence
 
 import numpy as np
@@ -50,6 +51,8 @@ log = logging.getLogger("autobyte.worker")
 
 #: Messages taken from one lane before acknowledgements and new work get their turn.
 RECEIVE_BATCH = 16
+#: Messages sent in one turn, whatever the credit: heartbeats and acknowledgements must not wait for all that is queued.
+SEND_BATCH = 256
 #: How often deadlines and silent links are looked at.
 CHECK_SECONDS = 0.25
 #: A server that is silent for this long while operations wait is asked where it stands.
@@ -58,6 +61,17 @@ PROBE_SECONDS = 5.0
 DEADLINE_GRACE_SECONDS = 2.0
 #: How long a worker that leaves waits for the scheduler to take note.
 LEAVE_SECONDS = 3.0
+
+
+_loops: weakref.WeakSet[CommunicationLoop] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for loop in list(_loops):
+        loop.after_fork_in_child()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 class _Key:
@@ -141,6 +155,9 @@ class CommunicationLoop:
         self._left = False
         self._stop_at = math.inf
         self._next_check = 0.0
+        self._more_to_send = False
+        self._scheduler_gone = False
+        _loops.add(self)
 
     # --------------------------------------------------------------------------- from other threads
 
@@ -162,11 +179,16 @@ class CommunicationLoop:
             if self._ended:
                 return False
             self._inbox.append(action)
-            wake = self._sleeping
-            self._sleeping = False
-        if wake:
-            os.write(self._wake_write, b"\0")
+            if self._sleeping:
+                self._sleeping = False
+                os.write(self._wake_write, b"\0")
         return True
+
+    def after_fork_in_child(self) -> None:
+        """The thread stayed with the parent: refuse every call."""
+        self._lock = threading.Lock()
+        self._ended = True
+        self._fatal = Closed("a forked child is not a worker of the job: use the store in the parent process")
 
     def submit(self, operation: Operation) -> None:
         """Queue an operation. Its ``done`` is called in any case, even where the store is closed."""
@@ -238,7 +260,8 @@ class CommunicationLoop:
             self._start_error = error
         else:
             try:
-                self._loop(membership)
+                with np.errstate(all="ignore"):  # codecs: what overflows is inf, as in any other sum
+                    self._loop(membership)
             except Exception as error:
                 log.exception("the communication thread failed")
                 reason = f"the communication thread failed: {error!r}"
@@ -309,7 +332,7 @@ class CommunicationLoop:
         wait = min(self._next_check - time.monotonic(), CHECK_SECONDS)
         with self._lock:
             self._sleeping = not self._inbox
-            if self._inbox:
+            if self._inbox or self._more_to_send:
                 wait = 0.0
         ready = dict(poller.poll(max(0, int(wait * 1000) + (wait > 0))))
         self._sleeping = False
@@ -322,12 +345,14 @@ class CommunicationLoop:
             seq = server.receiver.acknowledge()
             if seq is not None:
                 server.lane.send(messages.encode(messages.Ack(seq)), None)
-        while True:
+        for _ in range(SEND_BATCH):
             popped = self.traffic.pop(now)
             if popped is None:
+                self._more_to_send = False
                 return
             peer, message = popped
             self._servers[peer].lane.send(message.header, message.payload)
+        self._more_to_send = True
 
     def _greet(self, server: _Server, answer: bool = True) -> None:
         """Tell a server what is expected from it next, and ask for the same."""
@@ -648,8 +673,10 @@ class CommunicationLoop:
     def _peer_gone(self, gone: messages.PeerGone) -> None:
         if not gone.lost and gone.peer.role is Role.WORKER:
             return  # the servers and the scheduler fail what needs it, and know which rounds those are
-        if self._left and gone.peer.role is Role.SCHEDULER:
-            self._stop_at = 0.0
+        if gone.peer.role is Role.SCHEDULER:
+            self._scheduler_gone = True
+            if self._left:
+                self._stop_at = 0.0
         verb = "was lost" if gone.lost else "has ended"
         who = gone.peer.role.value + ("" if gone.peer.role is Role.SCHEDULER else f" {gone.peer.rank}")
         asynchronous = any(key.tensor.spec.mode is Mode.ASYNC for key in self._keys.values())
@@ -734,7 +761,7 @@ class CommunicationLoop:
 
     def _send_leave(self, error: str) -> None:
         self._left = True
-        self._stop_at = time.monotonic() + LEAVE_SECONDS
+        self._stop_at = 0.0 if self._scheduler_gone else time.monotonic() + LEAVE_SECONDS
         self._membership.send(messages.Leave(error))
 
 

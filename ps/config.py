@@ -126,6 +126,13 @@ def _seconds(text: str) -> float:
     return value
 
 
+def _modules(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(","))
+    if not all(part.isidentifier() for name in names for part in name.split(".")):
+        raise ValueError
+    return names
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that one process was told by its environment. See ``docs/settings.md`` for the table."""
 
@@ -149,6 +156,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     event_file: str = ""
     staleness: int = -1  #: versions by which a worker may be ahead on an asynchronous tensor; -1: any number
     deterministic: bool = False  #: sums in the order of ranks
+    optimizer_modules: tuple[str, ...] = ()  #: Python modules that register optimizers of the user's own
 
     @classmethod
     def from_env(cls, role: Role, variables: Optional[Mapping[str, str]] = None) -> Settings:
@@ -198,4 +206,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             event_file=env.get("AUTOBYTE_EVENT_FILE", str, "", "a path for the tuner's decisions, JSON lines"),
             staleness=env.get("AUTOBYTE_STALENESS", _integer(0, 1 << 31), -1, "a number of versions, 0 or more"),
             deterministic=bool(env.get("AUTOBYTE_DETERMINISTIC", _integer(0, 1), 0, "0 or 1")),
+            optimizer_modules=env.get(
+                "AUTOBYTE_OPTIMIZER_MODULES", _modules, (), "names of Python modules, with commas"
+            ),
         )

@@ -22,6 +22,7 @@ import os
 import secrets
 import socket as sockets
 import time
+import weakref
 from typing import Callable, Optional
 
 import zmq
@@ -46,6 +47,17 @@ RECONNECT_SECONDS = 2.5
 LINGER_SECONDS = 1.0
 #: The node's loop comes by at least this often; a longer turn was a stop of this node, no silence of the scheduler's.
 LONGEST_TURN_SECONDS = 1.0
+
+
+_memberships: weakref.WeakSet[Membership] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for membership in list(_memberships):
+        membership.after_fork_in_child()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 class Membership:
@@ -75,7 +87,9 @@ class Membership:
         self.rank = -1
         self.malformed = 0  #: frames that did not decode
         root = network.root_address(settings)
+        self._root = root
         self._where = f"{settings.root_host}:{settings.root_port}"
+        _memberships.add(self)
         self.socket = context.socket(zmq.DEALER)
         # Of its own choice, so that the scheduler knows this node again after the connection broke.
         self.socket.setsockopt(zmq.ROUTING_ID, b"n" + self._token.to_bytes(8, "big"))
@@ -211,6 +225,10 @@ class Membership:
         if self._broken_at is not None and not self._lost:
             wake_at = min(wake_at, self._broken_at + RECONNECT_SECONDS)
         return max(0.0, wake_at - now)
+
+    def after_fork_in_child(self) -> None:
+        """Leave the connection to the parent alone: its end is how the scheduler notices the parent's."""
+        network.close_copies(self._root, self._settings.root_port)
 
     def close(self) -> None:
         """Close the sockets. What was sent still goes out within :data:`LINGER_SECONDS`."""

@@ -175,6 +175,9 @@ DataMessage = Union[Hello, Data, Ack]
 
 # ---------------------------------------------------------------------------------------- control
 
+#: Longest name of a key or a barrier, in characters.
+MAX_NAME_LENGTH = 1024
+
 
 class Shard(msgspec.Struct, array_like=True, frozen=True):
     """Elements ``start`` (inclusive) to ``stop`` (exclusive) of a tensor live on server ``server``."""

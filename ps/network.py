@@ -12,7 +12,9 @@ Nothing is ever bound to all interfaces: a process listens on the one address th
 from __future__ import annotations
 
 import logging
+import os
 import socket
+import stat
 import time
 
 import psutil
@@ -20,7 +22,7 @@ import psutil
 from ps.config import Settings
 from ps.errors import SettingsError
 
-__all__ = ["bind_host", "endpoint", "interface_address", "resolve", "root_address", "scheduler_hosts"]
+__all__ = ["bind_host", "close_copies", "endpoint", "interface_address", "resolve", "root_address", "scheduler_hosts"]
 
 log = logging.getLogger("autobyte.network")
 
@@ -166,3 +168,25 @@ def bind_host(settings: Settings) -> str:
                 f"DMLC_PS_ROOT_URI={settings.root_host!r}: no route to {root} ({error.strerror})"
             ) from None
         return str(probe.getsockname()[0])
+
+
+def close_copies(host: str, port: int) -> None:
+    """In a forked child: close the inherited copies of the parent's TCP connections to ``host``, an address.
+
+    A connection ends when its last copy is closed. With a copy in a child that lives on, such as one that loads data,
+    the other side would not notice that the parent was killed.
+    """
+    try:
+        numbers = [int(name) for name in os.listdir("/proc/self/fd")]
+    except OSError:
+        return
+    for number in numbers:
+        try:
+            if not stat.S_ISSOCK(os.fstat(number).st_mode):
+                continue
+            with socket.socket(fileno=os.dup(number)) as copy:
+                peer = copy.getpeername()
+        except OSError:  # closed already, or connected to nobody
+            continue
+        if peer == (host, port):
+            os.close(number)

@@ -7,16 +7,17 @@ since an answer for a range implies that the server has that range already.
 
 from __future__ import annotations
 
+import operator
 import threading
 from typing import TYPE_CHECKING, Any, Callable, Optional
 
-from ps.errors import AutoByteError, DeadlineExceeded
-from ps.messages import SpanKind, Tensor
+from ps.errors import AutoByteError, DeadlineExceeded, TensorError
+from ps.messages import MAX_NAME_LENGTH, SpanKind, Tensor
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Operation", "Handle", "VERBS"]
+__all__ = ["Operation", "Handle", "VERBS", "checked_name"]
 
 #: How an operation is called in messages to the user.
 VERBS = {
@@ -27,6 +28,38 @@ VERBS = {
     SpanKind.PUSH_ROWS: "push_rows",
     SpanKind.PULL_ROWS: "pull_rows",
 }
+
+
+def checked_name(name: object, what: str) -> str:
+    """Return the name of a key or a barrier where it can travel; ``what`` is the call that it was given to.
+
+    Raises
+    ------
+    TypeError
+        It is no string. Numbers are not turned into strings: 3 and '3' would be the same key.
+    TensorError
+        It is too long, or no valid Unicode.
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"{what}: a name must be a str, not {name!r}")
+    if len(name) > MAX_NAME_LENGTH:
+        raise TensorError(f"{what}: the name {name[:40]!r}... has {len(name)} characters, over {MAX_NAME_LENGTH}")
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise TensorError(f"{what}: the name {name[:80]!r} is no valid Unicode: {error.reason}") from None
+    return name
+
+
+def _checked_priority(priority: object, what: str) -> int:
+    """Return ``priority`` as the integer that travels; ``what`` is the call that it was given to."""
+    try:
+        number = int(operator.index(priority))  # type: ignore[arg-type]  # that is the question
+    except TypeError:
+        raise TypeError(f"{what}: priority must be an integer, not {priority!r}") from None
+    if not -(1 << 63) <= number < 1 << 63:
+        raise ValueError(f"{what}: priority must fit into 64 bits, and {number} does not")
+    return number
 
 
 class Operation:
@@ -43,7 +76,7 @@ class Operation:
         ``PUSH_ROWS`` sends records (:func:`ps.rows.records`) ascending by id, ``PULL_ROWS`` sends ascending int64 ids
         and receives the elements of these rows.
     priority
-        Larger is more urgent, as in MXNet.
+        Larger is more urgent, as in MXNet. An integer of 64 bits: anything else is a TypeError or ValueError here.
     done
         Called once, on the communication thread, with None or the error. It must not block.
     settings
@@ -77,7 +110,7 @@ class Operation:
         self.kind = kind
         self.send = send
         self.receive = receive
-        self.priority = priority
+        self.priority = _checked_priority(priority, f"{VERBS[kind]}({tensor.spec.name!r})")
         self.done = done
         self.settings = settings
         self.version = 0
@@ -121,7 +154,7 @@ class Handle:
             ``timeout_seconds`` (default: the job's deadline and a little more) passed. The operation goes on.
         """
         limit = self._limit_seconds if timeout_seconds is None else timeout_seconds
-        if not self._event.wait(limit):
+        if not self._event.wait(min(limit, threading.TIMEOUT_MAX)):
             raise DeadlineExceeded(f"{self._what}: not complete after {limit:g} s")
         if self._error is not None:
             raise self._error

@@ -11,17 +11,20 @@ wrong with an operation goes back to the worker as an error that names key, rank
 
 from __future__ import annotations
 
+import argparse
 import logging
 import signal
 import sys
 import time
 from typing import Optional
 
+import msgspec
 import numpy as np
 import zmq
 
 from ps import messages
 from ps.book import LedgerError
+from ps.commands import Commands
 from ps.config import Role, Settings
 from ps.errors import AutoByteError, ErrorCode, SettingsError
 from ps.link import Receiver
@@ -39,6 +42,8 @@ log = logging.getLogger("autobyte.server")
 
 #: Messages taken before acknowledgements and answers get their turn.
 RECEIVE_BATCH = 8
+#: Messages sent in one turn, whatever the credit: heartbeats and acknowledgements must not wait for all that is queued.
+SEND_BATCH = 256
 CHECK_SECONDS = 0.25
 
 
@@ -64,6 +69,7 @@ class Server:
         self._memory = Arena()
         self._traffic = Traffic(settings, range(settings.num_workers), bounded_skew=False, now=time.monotonic())
         self._next_check = 0.0
+        self._more_to_send = False
         self._ending: Optional[str] = None
 
     def run(self) -> int:
@@ -84,6 +90,7 @@ class Server:
                     started.staleness,
                     started.deterministic,
                 )
+                self._commands = Commands(self.rank, self._book, self.settings.optimizer_modules)
                 self._traffic.counters.rank = self.rank
                 self._traffic.configure(started.config)
                 with np.errstate(all="ignore"):  # a sum that overflows is inf, or wraps around, as in any other sum
@@ -110,7 +117,7 @@ class Server:
         poller.register(control, zmq.POLLIN)
         poller.register(self._lane.socket, zmq.POLLIN)
         while self._ending is None:
-            wait = min(self._next_check - time.monotonic(), CHECK_SECONDS)
+            wait = 0.0 if self._more_to_send else min(self._next_check - time.monotonic(), CHECK_SECONDS)
             ready = dict(poller.poll(max(0, int(wait * 1000) + (wait > 0))))
             now = time.monotonic()
             # Control first: a tensor is announced on this socket before its data can come on the other one.
@@ -129,13 +136,15 @@ class Server:
             seq = worker.receiver.acknowledge()
             if seq is not None:
                 self._lane.send(worker.identity, messages.encode(messages.Ack(seq)), None)
-        while True:
+        for _ in range(SEND_BATCH):
             popped = self._traffic.pop(now)
             if popped is None:
+                self._more_to_send = False
                 return
             peer, message = popped
             # Where the worker is not connected the link keeps the message until its next hello.
             self._lane.send(self._workers[peer].identity, message.header, message.payload)
+        self._more_to_send = True
 
     # ------------------------------------------------------------------------------ from the workers
 
@@ -233,6 +242,8 @@ class Server:
         if isinstance(message, messages.AddTensors):
             self._book.add(message.tensors)
             self._membership.send(messages.TensorsAdded(message.call))
+        elif isinstance(message, messages.ServerCommand):
+            self._membership.send(self._commands.execute(message))
         elif isinstance(message, messages.ConfigUpdate):
             self._traffic.configure(message.config)
             self._membership.send(messages.ConfigConfirmed(message.config.epoch))
@@ -264,9 +275,15 @@ class Server:
 
 def main() -> None:
     """Run a server with the settings of the environment: the command ``autobyte-server``."""
+    parser = argparse.ArgumentParser("autobyte-server", description="A server of an AutoByte job (docs/settings.md).")
+    module_help = "import this module before an optimizer is set, since it registers one; may be repeated"
+    parser.add_argument("--optimizer-module", action="append", default=[], metavar="MODULE", help=module_help)
+    options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     try:
-        server = Server(Settings.from_env(Role.SERVER))
+        settings = Settings.from_env(Role.SERVER)
+        modules = [*settings.optimizer_modules, *options.optimizer_module]
+        server = Server(msgspec.structs.replace(settings, optimizer_modules=tuple(modules)))
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: server.stop("stopped by a signal"))
         keep_freed_memory()

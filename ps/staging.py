@@ -20,15 +20,16 @@ class Staging:
 
     def __init__(self, empty: Callable[[int, np.dtype[Any]], NDArray[Any]]) -> None:
         self._empty = empty
-        self._free: dict[tuple[str, int], collections.deque[NDArray[Any]]] = collections.defaultdict(collections.deque)
+        self._free: collections.defaultdict[tuple[np.dtype[Any], int], collections.deque[NDArray[Any]]]
+        self._free = collections.defaultdict(collections.deque)
 
     def take(self, size: int, dtype: np.dtype[Any]) -> NDArray[Any]:
         """Return an array of ``size`` elements with arbitrary content."""
         try:
-            return self._free[dtype.name, size].pop()
+            return self._free[dtype, size].pop()
         except IndexError:
             return self._empty(size, dtype)
 
     def give_back(self, array: NDArray[Any]) -> None:
         """Return an array that nobody uses any more."""
-        self._free[array.dtype.name, array.size].append(array)
+        self._free[array.dtype, array.size].append(array)

@@ -198,6 +198,7 @@ class Tally(Book):
 
     def worker_gone(self, worker: int) -> Sequence[Completion]:
         self._gone.add(worker)
+        self._waiting.pop(worker, None)
         self._pieces.pop(worker, None)
         self._rows.pop(worker, None)
         return self._answerable()

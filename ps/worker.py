@@ -20,7 +20,7 @@ from ps.communication import CommunicationLoop
 from ps.config import CommConfig, Role, Settings
 from ps.errors import AutoByteError, Closed, SettingsError, TensorError
 from ps.messages import Mode, SpanKind, Storage, Tensor, TensorSpec
-from ps.operation import VERBS, Handle, Operation
+from ps.operation import VERBS, Handle, Operation, checked_name
 from ps.rows import merge, records, row_ids, rows_of
 from ps.staging import Staging
 from ps.transport import keep_freed_memory
@@ -154,8 +154,8 @@ class Worker:
         DeadlineExceeded
             A rank did not initialise the key.
         """
-        named = {key: value} if isinstance(key, str) else key
-        values = {name: np.array(item, order="C") for name, item in named.items()}
+        named = key if isinstance(key, Mapping) else {key: value}
+        values = {checked_name(name, "init"): _native(np.array(item, order="C")) for name, item in named.items()}
         mode, stype = _one_of(Mode, "mode", mode), _one_of(Storage, "stype", stype)
         chosen = None if codec is None else codec_of(codec)
         specs = [_spec(name, array, mode, stype, whole, chosen) for name, array in values.items()]
@@ -220,7 +220,7 @@ class Worker:
         tensor = self.tensor(key)
         what = f"push_rows({key!r})"
         num_rows, width = rows_of(tensor, what)
-        numbers, array, spec = row_ids(ids, num_rows, what), np.asarray(rows), tensor.spec
+        numbers, array, spec = row_ids(ids, num_rows, what), _native(np.asarray(rows)), tensor.spec
         if array.shape != (numbers.size, *spec.shape[1:]) or array.dtype.name != spec.dtype:
             raise TensorError(
                 f"{what}: worker {self.rank} gave rows of shape {array.shape} and dtype {array.dtype};"
@@ -270,7 +270,7 @@ class Worker:
         DeadlineExceeded, PeerLost
             A rank did not come; the text names it.
         """
-        self._loop.barrier(name).wait()
+        self._loop.barrier(checked_name(name, "barrier")).wait()
 
     def command(self, name: str, body: bytes = b"", agreed: str = "", collective: bool = True) -> list[bytes]:
         """Have every server execute command ``name``; return their replies, by rank.
@@ -297,6 +297,8 @@ class Worker:
 
     def configure(self, config: CommConfig) -> None:
         """Use ``config`` at this worker alone, from its next operation on, until the scheduler sends another."""
+        if not isinstance(config, CommConfig):
+            raise TypeError(f"configure: expected a CommConfig, not {config!r}")
         self._loop.configure(config)
 
     def note_training(self, forward_seconds: float, backward_seconds: float) -> None:
@@ -309,7 +311,7 @@ class Worker:
             if self._closed:
                 return
             self._closed = True
-        self._loop.leave(error)
+        self._loop.leave(error.encode("utf-8", "replace").decode())
         self._loop.join()
         sys.setswitchinterval(self._switch_interval_seconds)
 
@@ -319,7 +321,8 @@ class Worker:
     def __exit__(
         self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
     ) -> None:
-        self.close("" if error is None else f"worker {self.rank}: {kind.__name__ if kind else ''}: {error}")
+        well = error is None or (isinstance(error, SystemExit) and not error.code)
+        self.close("" if well else f"worker {self.rank}: {kind.__name__ if kind else ''}: {error}")
 
     # --------------------------------------------------------------------------------------- details
 
@@ -361,17 +364,27 @@ class Worker:
     def _snapshot(self, kind: SpanKind, tensor: Tensor, value: ArrayLike) -> NDArray[Any]:
         array = np.asarray(value)
         self._check(kind, tensor, array, "a value")
-        stage = self._staging.take(array.size, array.dtype)
+        stage = self._staging.take(array.size, np.dtype(tensor.spec.dtype))
         np.copyto(stage.reshape(array.shape), array)
         return stage
 
     def _output(self, kind: SpanKind, tensor: Tensor, out: Optional[NDArray[Any]]) -> NDArray[Any]:
         if out is None:
             return np.empty(tensor.spec.shape, tensor.spec.dtype)
+        if not isinstance(out, np.ndarray):
+            raise TypeError(
+                f"{VERBS[kind]}({tensor.spec.name!r}): the output must be an array, not {type(out).__name__}"
+            )
         self._check(kind, tensor, out, "an output")
-        if not (out.flags.c_contiguous and out.flags.writeable):
-            raise TensorError(f"{VERBS[kind]}({tensor.spec.name!r}): the output must be C-contiguous and writeable")
+        if not (out.flags.c_contiguous and out.flags.writeable and out.dtype.isnative):
+            what = "C-contiguous, writeable and of native byte order"
+            raise TensorError(f"{VERBS[kind]}({tensor.spec.name!r}): the output must be {what}")
         return out
+
+
+def _native(array: NDArray[Any]) -> NDArray[Any]:
+    """Return ``array`` in this machine's byte order, in which everything travels."""
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
 def _one_of(kind: Type[_Choice], what: str, value: Union[str, _Choice]) -> _Choice:

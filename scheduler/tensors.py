@@ -17,7 +17,7 @@ from typing import Optional, Sequence
 import numpy as np
 
 from ps.codecs import describe
-from ps.messages import Mode, Storage, Tensor, TensorSpec
+from ps.messages import MAX_NAME_LENGTH, Mode, Storage, Tensor, TensorSpec
 from ps.placement import Placement
 from ps.rows import row_width
 from scheduler.wording import ranks_text
@@ -36,7 +36,6 @@ ITEMSIZE = {
 }
 #: Bounds of what a declaration may ask for: far above any model, and far below what could exhaust this process.
 MAX_TENSORS = 1_000_000
-MAX_NAME_LENGTH = 1024
 MAX_DIMENSIONS = 32
 MAX_ELEMENTS = 1 << 53
 #: From so many rows on, shards begin between rows: it costs no balance, and the tensor can be pushed by rows.

@@ -4,8 +4,8 @@ Two readings of the bits:
 
 * MXNet's (since 2.0): above is +1, the rest is -1, and the difference stays in the residual. The learning rate has
   to be that of gradients of size 1.
-* with ``scaled``, 1-bit SGD (Seide et al., Interspeech 2014): each range brings two floats, the means of its elements
-  above and of the rest, so that the sum keeps the size of the gradients.
+* with ``scaled``, 1-bit SGD (Seide et al., Interspeech 2014): each range brings two floats, the mean of the rest and
+  how far the mean of those above is from it, so that the sum keeps the size of the gradients.
 
 A payload is the two floats, if any, and a plane of bits, eight elements a byte.
 """
@@ -21,8 +21,8 @@ from ps.codecs.interface import Array, BaseCodec, Buffer, CodecError, working_dt
 
 __all__ = ["OneBit"]
 
-#: Float32 whatever the tensor's type: both sides compute with the value that travelled.
-MEANS = np.dtype("<f4")
+#: The two floats, whatever the tensor's type: both sides compute with the value that travelled.
+LEVEL = np.dtype("<f4")
 
 
 class OneBit(BaseCodec, frozen=True, kw_only=True, tag="1bit"):
@@ -48,7 +48,7 @@ class OneBit(BaseCodec, frozen=True, kw_only=True, tag="1bit"):
 
     def encoded_bytes(self, count: int) -> int:
         """Return the bytes of ``count`` elements."""
-        return (2 * MEANS.itemsize if self.scaled else 0) + (count + 7) // 8
+        return (2 * LEVEL.itemsize if self.scaled else 0) + (count + 7) // 8
 
     def decode(self, payload: Buffer, count: int, dtype: np.dtype[Any]) -> Array:
         data = np.frombuffer(payload, np.uint8)
@@ -56,7 +56,7 @@ class OneBit(BaseCodec, frozen=True, kw_only=True, tag="1bit"):
             raise CodecError(f"{count} elements in 1bit take {self.encoded_bytes(count)} bytes, not {data.size}")
         above = np.unpackbits(data[-((count + 7) // 8) :], count=count)
         if self.scaled:
-            return _chosen(above.view(np.bool_), data[: 2 * MEANS.itemsize].view(MEANS), dtype)
+            return _chosen(above, data[: 2 * LEVEL.itemsize].view(LEVEL), dtype)
         return _signs(above.view(np.int8), dtype)
 
 
@@ -81,23 +81,27 @@ class _Encoder:
         if not self._codec.scaled:
             residual -= _signs(above.view(np.int8), residual.dtype)
             return bits.data
-        means = _means(residual, above)
-        residual -= _chosen(above, means, self._dtype)
-        return np.concatenate((means.view(np.uint8), bits)).data
+        levels = _levels(residual, above)
+        residual -= _chosen(above, levels, self._dtype)
+        return np.concatenate((levels.view(np.uint8), bits)).data
 
 
 def _signs(above: Array, dtype: np.dtype[Any]) -> Array:
     return np.subtract(above + above, 1, dtype=dtype)
 
 
-def _means(values: Array, above: Array) -> Array:
-    """Return the mean of the rest and the mean of those above; 0 for none."""
+def _levels(values: Array, above: Array) -> Array:
+    """Return the mean of the rest, and how far that of those above is from it; the mean of none is 0."""
     sum_above = float(np.dot(values, above.astype(values.dtype)))
     num_above = int(np.count_nonzero(above))
-    rest = (float(values.sum()) - sum_above) / max(1, values.size - num_above)
-    return np.array([rest if num_above < values.size else 0.0, sum_above / max(1, num_above)], MEANS)
+    num_rest = values.size - num_above
+    rest = (float(values.sum()) - sum_above) / num_rest if num_rest else 0.0
+    high = sum_above / num_above if num_above else 0.0
+    return np.array([rest, high - rest], LEVEL)
 
 
-def _chosen(above: Array, means: Array, dtype: np.dtype[Any]) -> Array:
-    rest, high = means.astype(dtype)
-    return np.where(above, high, rest)
+def _chosen(above: Array, levels: Array, dtype: np.dtype[Any]) -> Array:
+    rest, step = levels.astype(dtype)
+    values: Array = np.multiply(above, step, dtype=dtype)
+    values += rest
+    return values

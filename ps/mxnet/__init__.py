@@ -18,7 +18,7 @@ import mxnet  # noqa: E402
 
 compatibility.check_version(mxnet.__version__)
 
-from ps.mxnet import hooks, kvstore  # noqa: E402
+from ps.mxnet import hooks, kvstore, trainer  # noqa: E402
 from ps.mxnet.broadcast import broadcast_parameters  # noqa: E402
 from ps.mxnet.connection import close  # noqa: E402
 
@@ -26,3 +26,4 @@ __all__ = ["broadcast_parameters", "close"]
 
 kvstore.register()
 hooks.install()
+trainer.install()

@@ -81,14 +81,43 @@ class Connection:
         with raised_for_mxnet():
             self.worker.barrier(name)
 
-    def transfer(self, kind: SpanKind, name: str, stage: Stage, priority: int) -> None:
-        """Put a push, pull or push-pull of ``stage`` into the engine's order.
+    def transfer(self, kind: SpanKind, name: str, stage: Stage, priority: int, settings: bytes = b"") -> None:
+        """Put a push, pull or push-pull of ``stage`` into the engine's order; a push brings ``settings`` along.
 
         What was written to the stage before is sent; whoever reads it afterwards waits for the result, or for the
         error.
         """
+        send = None if kind is SpanKind.PULL else stage.memory
+        receive = None if kind is SpanKind.PUSH else stage.memory
+
+        def begin(done: Callable[[Optional[AutoByteError]], None]) -> None:
+            self.worker.submit(Operation(self.worker.tensor(name), kind, send, receive, priority, done, settings))
+
+        self.operate(begin, kind is not SpanKind.PULL, priority, mutable=[stage.array])
+
+    def operate(
+        self,
+        begin: Callable[[Callable[[Optional[AutoByteError]], None]], None],
+        pushes: bool,
+        priority: int,
+        *,
+        const: Sequence[Any] = (),
+        mutable: Sequence[Any] = (),
+    ) -> None:
+        """Put an operation into the engine's order.
+
+        Parameters
+        ----------
+        begin
+            Called with ``done`` when the arrays are ready. It must not block; ``done`` ends the operation, from any
+            thread, with None or the error.
+        pushes
+            Whether it sends a gradient of the present step.
+        const, mutable
+            The arrays that it reads and writes.
+        """
         self.check()
-        step = None if kind is SpanKind.PULL else self._timer.pushed(priority)
+        step = self._timer.pushed(priority) if pushes else None
 
         def start(completion: engine.Completion) -> None:
             def done(error: Optional[AutoByteError]) -> None:
@@ -100,11 +129,9 @@ class Connection:
 
             if step is not None:
                 self._timer.ready(step, time.monotonic())
-            send = None if kind is SpanKind.PULL else stage.memory
-            receive = None if kind is SpanKind.PUSH else stage.memory
-            self.worker.submit(Operation(self.worker.tensor(name), kind, send, receive, priority, done))
+            begin(done)
 
-        engine.push(start, mutable=[stage.array])
+        engine.push(start, const=const, mutable=mutable)
         self.check()  # the naive engine has ended the operation already
 
     def _note(self, error: AutoByteError) -> None:

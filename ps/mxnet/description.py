@@ -65,6 +65,7 @@ class KeySettings(msgspec.Struct, frozen=True, omit_defaults=True):
     ``key`` and ``name`` are what the optimizer knows the tensor by, ``count`` how many updates it has had before this
     one; the first settings of a key bring them. ``parameters`` holds attributes of the optimizer,
     with the learning rate that its schedule gives for this update; ``evolving`` the numbers of :data:`EVOLVING`.
+    ``absent`` says that worker 0 has no gradient for the key this time, and pushes -0.0.
     """
 
     key: Union[None, int, str] = None
@@ -74,6 +75,7 @@ class KeySettings(msgspec.Struct, frozen=True, omit_defaults=True):
     wd_mult: Optional[float] = None
     parameters: dict[str, Plain] = {}
     evolving: dict[str, Plain] = {}
+    absent: bool = False
 
 
 def registered_name(optimizer: Any) -> str:

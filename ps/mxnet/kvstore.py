@@ -17,10 +17,11 @@ docs/kvstore.md compares every call with MXNet's own stores.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import logging
-from typing import Any, Callable, Mapping, NoReturn, Optional, Sequence
+from typing import Any, Callable, Iterable, Iterator, Mapping, NoReturn, Optional, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -28,21 +29,20 @@ import numpy as np
 from ps.codecs import Codec
 from ps.errors import AutoByteError
 from ps.messages import Mode, SpanKind, TensorSpec
+from ps.mxnet import sparse
 from ps.mxnet.arguments import Key, pairs
 from ps.mxnet.compression import codec_for, codec_from
 from ps.mxnet.connection import connect
-from ps.mxnet.errors import TensorError, for_mxnet
+from ps.mxnet.errors import TensorError, for_mxnet, raised_for_mxnet
+from ps.mxnet.optimizer_client import StoreOptimizer
+from ps.mxnet.sparse import OrderStage
 from ps.mxnet.stage import Stage, deliver, new_stage
+from ps.rows import Ids
 from ps.worker import DTYPES, Worker
 
 __all__ = ["AutoByteKVStore", "register"]
 
 log = logging.getLogger("autobyte.mxnet")
-
-_SERVER_OPTIMIZER = (
-    "AutoByte's servers run no optimizer in this release: create the Trainer with update_on_kvstore=False"
-    " (or None), so that each worker updates its weights with the summed gradients"
-)
 
 
 class _Entry:
@@ -86,6 +86,7 @@ class AutoByteKVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         self._connection = connect()
         self._number = next(self._numbers)
         self._entries: dict[Key, _Entry] = {}
+        self._optimizer = StoreOptimizer(self._connection.worker, f"store{self._number}")
         self._stale: frozenset[int] = frozenset()  #: ids of gradients that are not pushed (ps.mxnet.trainer)
         self._values: Optional[dict[Key, Any]] = None  #: the keys' values where the workers update them
 
@@ -116,9 +117,9 @@ class AutoByteKVStore(mx.kvstore.KVStore):  # type: ignore[misc]
 
     @staticmethod
     def is_capable(capability: str) -> bool:
-        """Return whether the store has a capability; ``optimizer``, the only one that MXNet knows, it has not."""
+        """Return whether the store has a capability; ``optimizer`` is the only one that MXNet knows."""
         if capability.lower() == mx.kvstore.KVStoreBase.OPTIMIZER:
-            return False
+            return True
         raise ValueError(f"unknown capability {capability!r}")
 
     # ------------------------------------------------------------------------------------- operations
@@ -144,6 +145,9 @@ class AutoByteKVStore(mx.kvstore.KVStore):  # type: ignore[misc]
             entry.stage.array.wait_to_read()
             values[entry.spec.name] = entry.stage.memory.reshape(entry.spec.shape)
         self._connection.init([entry.spec for entry in entries.values()], values)
+        for entry in entries.values():
+            if isinstance(entry.stage, OrderStage):
+                entry.stage.forget_value()
         self._entries.update(entries)
 
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
@@ -159,9 +163,11 @@ class AutoByteKVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         for name, entry in self._new_entries("broadcast", key, value).items():
             self._entries[name] = entry
             self._connection.begin_init(entry.spec, entry.stage, functools.partial(setattr, entry, "error"))
-            if self.rank != 0:
-                self._connection.transfer(SpanKind.PULL, entry.spec.name, entry.stage, priority)
-            self._deliver(name, entry, [array for array in outputs[name] if not self._connection.is_own(array)])
+            wanted = [array for array in outputs[name] if not self._connection.is_own(array)]
+            if self.rank != 0 or isinstance(entry.stage, OrderStage):
+                self._pull(name, entry, wanted, priority)
+            else:
+                self._deliver(name, entry, wanted)
 
     def push(self, key: Any, value: Any, priority: int = 0) -> None:
         """Add this worker's value to the key's round. The sum becomes the key's value when all workers have pushed.
@@ -188,19 +194,42 @@ class AutoByteKVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         out
             Per key an NDArray or a list of NDArrays, one per device. Where its dtype is another, values are converted.
         ignore_sparse
-            Leave outputs that are not dense alone; False: they are an error.
+            Leave outputs that are not dense alone; False: they get all rows.
         """
         for name, outputs in pairs("pull", key, out):
             if ignore_sparse:
                 outputs = [output for output in outputs if output.stype == "default"]
-            entry = self._entry("pull", name, outputs, any_dtype=True)
-            if not outputs:
-                continue
-            if self._values is None:
-                self._connection.transfer(SpanKind.PULL, entry.spec.name, entry.stage, priority)
-            else:
-                self._value(name, entry, priority)
-            self._deliver(name, entry, outputs)
+            self._pull(name, self._entry("pull", name, outputs, any_dtype=True), outputs, priority)
+
+    def row_sparse_pull(self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None) -> None:
+        """Write some rows of the key's value to row-sparse ``out``; only these rows travel. It waits for the ids.
+
+        Parameters
+        ----------
+        key
+            An int or a str, or a list of them.
+        out
+            Per key a RowSparseNDArray or a list of them, one per device.
+        row_ids
+            Which rows, in any order and any number of times: per key an NDArray for all outputs, or a list of one for
+            each. int64, or floats that are exact.
+
+        Raises
+        ------
+        TensorError
+            An id is not a row of the key's, or may have been rounded; the text names both.
+        """
+        inputs = pairs("row_sparse_pull", key, out)
+        several = isinstance(key, (list, tuple)) and isinstance(row_ids, (list, tuple)) and len(row_ids) > 1
+        ids = dict(pairs("row_sparse_pull", key, row_ids)) if several else {}
+        with mx.autograd.pause():
+            for name, outputs in inputs:
+                entry = self._entry("row_sparse_pull", name, outputs, any_dtype=True)
+                wanted = ids[name] if several else row_ids
+                for rows, takers in sparse.ids_by_output(
+                    f"row_sparse_pull({name!r})", outputs, wanted, entry.spec.shape
+                ):
+                    self._pull_rows(entry, rows, takers, priority)
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
         """Push ``value`` and write the key's new value, the sum over all workers, to ``out``, by default ``value``."""
@@ -235,18 +264,56 @@ class AutoByteKVStore(mx.kvstore.KVStore):  # type: ignore[misc]
 
     _set_updater = set_updater
 
-    # ------------------------------------------------------------------------------- not in this release
+    # ----------------------------------------------------------------------- the optimizer on the servers
 
-    def row_sparse_pull(self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None) -> NoReturn:
-        """Not in this release."""
-        raise NotImplementedError(
-            f"row_sparse_pull({key!r}): AutoByte has no row-sparse values in this release;"
-            " use dense parameters (Embedding with sparse_grad=False) and pull"
-        )
+    def set_optimizer(self, optimizer: Any) -> None:
+        """Have the servers update the keys' values by the sums that are pushed (docs/optimizer.md). Collective.
 
-    def set_optimizer(self, optimizer: Any) -> NoReturn:
-        """Not in this release: update on the worker."""
-        raise NotImplementedError(f"set_optimizer: {_SERVER_OPTIMIZER}")
+        The object stays the truth: what is set on it later counts from the next push on. Setting one of the same class
+        again keeps momentum and counts.
+
+        Parameters
+        ----------
+        optimizer
+            An ``mx.optimizer.Optimizer``, of the same class on all ranks; otherwise rank 0's settings count.
+
+        Raises
+        ------
+        SettingsError
+            The servers do not know the class, or it needs whole tensors and keys are spread over servers already.
+        """
+        self._connection.drain()
+        with raised_for_mxnet():
+            self._optimizer.set(optimizer, self._specs())
+        self._updater = self._optimizer
+        self._values = None
+
+    def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
+        """Write the optimizer's states to a file (docs/optimizer-states.md). Any rank may do so, alone.
+
+        Parameters
+        ----------
+        dump_optimizer
+            Write the optimizer's parameters as well.
+        """
+        self._connection.drain()
+        with raised_for_mxnet():
+            self._optimizer.save(fname, self._specs(), dump_optimizer)
+
+    def load_optimizer_states(self, fname: str) -> None:
+        """Restore what ``save_optimizer_states`` wrote, by any number of servers. Collective: all ranks, the same file.
+
+        Raises
+        ------
+        SettingsError
+            The file is of another optimizer or other keys; nothing has changed.
+        """
+        self._connection.drain()
+        with raised_for_mxnet():
+            self._optimizer.load(fname, self._specs())
+
+    def _specs(self) -> dict[Key, TensorSpec]:
+        return {key: entry.spec for key, entry in self._entries.items() if entry.error is None}
 
     def set_gradient_compression(self, compression_params: Mapping[str, Any]) -> None:
         """Encode what is pushed to the keys that are initialised from now on (docs/compression.md).
@@ -260,36 +327,64 @@ class AutoByteKVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         if self._entries:
             log.warning("%d keys initialised before set_gradient_compression stay uncompressed", len(self._entries))
 
-    def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> NoReturn:
-        """The optimizer's state is the Trainer's."""
-        raise NotImplementedError(
-            f"save_optimizer_states: {_SERVER_OPTIMIZER}; then trainer.save_states({fname!r}) has them"
-        )
-
-    def load_optimizer_states(self, fname: str) -> NoReturn:
-        """The optimizer's state is the Trainer's."""
-        raise NotImplementedError(
-            f"load_optimizer_states: {_SERVER_OPTIMIZER}; then trainer.load_states({fname!r}) does it"
-        )
-
     def _send_command_to_servers(self, head: int, body: str) -> NoReturn:
         raise NotImplementedError(f"command {head}: AutoByte's servers take no commands of MXNet's")
+
+    @contextlib.contextmanager
+    def leaving_out(self, arrays: Iterable[Any]) -> Iterator[None]:
+        """Push none of ``arrays`` meanwhile; where nothing is left of a key's, this worker contributes nothing."""
+        self._stale = frozenset(map(id, arrays))
+        try:
+            yield
+        finally:
+            self._stale = frozenset()
 
     # ---------------------------------------------------------------------------------------- details
 
     def _push(self, kind: SpanKind, name: Key, entry: _Entry, values: Sequence[Any], priority: int) -> None:
         value = None if self._values is None else self._value(name, entry, priority)
         fresh = [array for array in values if id(array) not in self._stale] if self._stale else values
+        settings = self._optimizer.settings(name) if fresh else self._optimizer.absent()
         with mx.autograd.pause():
+            if isinstance(entry.stage, OrderStage) or any(array.stype != "default" for array in values):
+                self._refuse_updater("push", name)
+                sparse.push_rows(self._connection, entry.spec, entry.stage.array, fresh, priority, settings)
+                return
             if fresh:
                 entry.stage.fill(fresh)
             else:
                 entry.stage.clear()
             self._connection.transfer(
-                SpanKind.PUSH_PULL if value is not None else kind, entry.spec.name, entry.stage, priority
+                SpanKind.PUSH_PULL if value is not None else kind, entry.spec.name, entry.stage, priority, settings
             )
             if value is not None:
                 self._updater(name, entry.stage.array, value)
+
+    def _pull(self, name: Key, entry: _Entry, outputs: Sequence[Any], priority: int) -> None:
+        """Write the key's value to ``outputs`` of any storage type."""
+        dense = [output for output in outputs if output.stype == "default"]
+        with mx.autograd.pause():
+            if len(dense) < len(outputs):
+                rows = np.arange(entry.spec.shape[0])
+                self._pull_rows(entry, rows, [output for output in outputs if output.stype != "default"], priority)
+            if dense and isinstance(entry.stage, OrderStage):
+                deliver(sparse.pull_dense(self._connection, entry.spec, entry.stage.array, priority), dense)
+            elif dense:
+                if self._values is None:
+                    self._connection.transfer(SpanKind.PULL, entry.spec.name, entry.stage, priority)
+                else:
+                    self._value(name, entry, priority)
+                self._deliver(name, entry, dense)
+
+    def _pull_rows(self, entry: _Entry, ids: Ids, outputs: Sequence[Any], priority: int) -> None:
+        self._refuse_updater("row_sparse_pull", entry.spec.name)
+        deliver(sparse.pull_rows(self._connection, entry.spec, entry.stage.array, ids, priority), outputs)
+
+    def _refuse_updater(self, verb: str, name: Key) -> None:
+        if self._values is not None:
+            raise NotImplementedError(
+                f"{verb}({name!r}): set_updater is for dense arrays; use set_optimizer for row-sparse ones"
+            )
 
     def _deliver(self, name: Key, entry: _Entry, outputs: Sequence[Any]) -> None:
         with mx.autograd.pause():
@@ -315,19 +410,24 @@ class AutoByteKVStore(mx.kvstore.KVStore):  # type: ignore[misc]
                 raise TensorError(
                     f"{verb}({name!r}): worker {self.rank} has initialised this key before; its value is unchanged"
                 )
-            self._check_dense(verb, name, values)
-            entries[name] = _Entry(self._spec(verb, name, values[0]), new_stage(values[0], self.worker.allocate))
+            entries[name] = _Entry(self._spec(verb, name, values[0]), self._new_stage(values[0]))
         with mx.autograd.pause():
             for (_, values), entry in zip(pairs(verb, key, value), entries.values()):
                 entry.stage.fill(values[:1])
         return entries
+
+    def _new_stage(self, value: Any) -> Stage:
+        if value.stype == "default":
+            return new_stage(value, self.worker.allocate)
+        return OrderStage(value, gives_value=self.rank == 0)
 
     def _spec(self, verb: str, name: Key, value: Any) -> TensorSpec:
         dtype = np.dtype(value.dtype).name
         if dtype not in DTYPES:
             raise TensorError(f"{verb}({name!r}): dtype {dtype} cannot be summed; use one of {sorted(DTYPES)}")
         codec = codec_for(self._codec, np.dtype(dtype))
-        return TensorSpec(f"store{self._number}[{name!r}]", value.shape, dtype, self._mode, codec=codec)
+        wire_name, whole = f"store{self._number}[{name!r}]", self._optimizer.whole
+        return TensorSpec(wire_name, value.shape, dtype, self._mode, sparse.storage(value), whole, codec)
 
     def _entry(self, verb: str, name: Key, arrays: Sequence[Any], any_dtype: bool = False) -> _Entry:
         """Return the entry of a key; raise where ``arrays`` do not fit it."""
@@ -340,7 +440,6 @@ class AutoByteKVStore(mx.kvstore.KVStore):  # type: ignore[misc]
             )
         if entry.error is not None:
             raise for_mxnet(entry.error)
-        self._check_dense(verb, name, arrays)
         spec, dtype = entry.spec, entry.stage.memory.dtype
         for array in arrays:
             if array.shape != spec.shape or not (any_dtype or dtype == array.dtype):
@@ -349,13 +448,6 @@ class AutoByteKVStore(mx.kvstore.KVStore):  # type: ignore[misc]
                     f" the key was initialised with shape {spec.shape} and dtype {spec.dtype}"
                 )
         return entry
-
-    def _check_dense(self, verb: str, name: Key, arrays: Sequence[Any]) -> None:
-        for array in arrays:
-            if array.stype != "default":
-                raise NotImplementedError(
-                    f"{verb}({name!r}): AutoByte has no {array.stype} values in this release; use a dense array"
-                )
 
 
 def register() -> None:

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ps.errors import SettingsError
-from ps.messages import Shard, Tensor
+from ps.messages import Mode, Shard, Tensor
 from ps.mxnet.description import (
     EVOLVING,
     Description,
@@ -73,11 +73,6 @@ class ShardUpdater:
         self._optimizer = build(description)
         self._updater = mx.optimizer.Updater(self._optimizer)
         self.whole = needs_whole_tensors(self._optimizer)
-        if self.whole and not tensor.spec.whole:
-            raise SettingsError(
-                f"optimizer {description.name!r} looks at whole tensors, but {tensor.spec.name!r} is spread:"
-                " set it before the keys are initialised"
-            )
         foreign = not type(self._optimizer).__module__.startswith("mxnet.")
         self._copies_gradient = foreign or description.name in _OWNS_GRADIENT
         self._keeps_numbers = foreign
@@ -89,6 +84,9 @@ class ShardUpdater:
         self._memory: list[Array] = []
         self._filled = shard.start  # up to here elements have a state
         self._offset = 0
+        self._seen = 0
+        self._absent_next = False  # worker 0 has no gradient in the version that comes next
+        self._absent = False
 
     def configure(self, description: Description) -> None:
         """Take other parameters of the same optimizer; state and count stay."""
@@ -122,12 +120,23 @@ class ShardUpdater:
         if settings.wd_mult is not None:
             optimizer.wd_mult = {self._index: settings.wd_mult}
         allowed = EVOLVING.get(self.description.name, ())
+        self._absent_next = settings.absent
         self._evolving.update((name, value) for name, value in settings.evolving.items() if name in allowed)
 
     def update(self, version: int, start: int, stop: int, gradient: Array, weight: Array) -> None:
         """Apply a gradient to a range of the weight, in place."""
         if start == stop:
             return
+        if version > self._seen:
+            self._seen = version
+            self._absent, self._absent_next = self._absent_next, False
+        if self._absent and _from_nobody(gradient):
+            return
+        if self.whole and not self._tensor.spec.whole:
+            raise SettingsError(
+                f"optimizer {self.description.name!r} looks at whole tensors, but {self._tensor.spec.name!r} is spread:"
+                " set it before the keys are initialised"
+            )
         self._begin(version)
         gradient_array = mx.nd.array(gradient, dtype=gradient.dtype) if self._copies_gradient else _wrap(gradient)
         weight_array = _wrap(weight)
@@ -232,6 +241,8 @@ class ShardUpdater:
             self._version = version - 1
         newer = version > self._version
         if newer:
+            if self._tensor.spec.mode is Mode.SYNC:
+                self._offset -= version - self._version - 1  # rounds without a gradient are no updates
             self._version = version
             self.count = version + self._offset
         before = version + self._offset - 1
@@ -284,6 +295,13 @@ class ShardUpdater:
             return _rebuild(self._template, iter(self._slots))
         slices = (slot[start - self.start : stop - self.start] for slot in self._slots)
         return _rebuild(self._template, slices)
+
+
+def _from_nobody(gradient: Array) -> bool:
+    """Return whether no worker had a gradient: all then push -0.0 (:mod:`ps.mxnet.trainer`)."""
+    if gradient.dtype.kind != "f" or gradient[0] != 0 or not np.signbit(gradient[0]):
+        return False
+    return not gradient.any() and bool(np.signbit(gradient).all())
 
 
 def _wrap(values: Array) -> Any:

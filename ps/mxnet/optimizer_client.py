@@ -127,6 +127,11 @@ class StoreOptimizer:
         sent.update(changed)
         return _encode(changed)
 
+    @staticmethod
+    def absent() -> bytes:
+        """Return what a push brings along instead where this worker has no gradient; it counts no update."""
+        return msgspec.msgpack.encode(KeySettings(absent=True))
+
     def save(self, path: str, specs: Mapping[Key, TensorSpec], dump_optimizer: bool) -> None:
         """Write states and counts, and with ``dump_optimizer`` the parameters, to a file. Any rank may, alone."""
         self._check_set("save_optimizer_states")

@@ -71,7 +71,8 @@ class Stage:
 
     def clear(self) -> None:
         """Have the engine write -0.0 everywhere: what changes no bit of a sum that it is added to."""
-        self.array[:] = -0.0
+        self.array[:] = 0
+        mx.nd.negative(self.array, out=self.array)  # as a constant, MXNet takes it for 0.0
 
 
 def deliver(source: Any, outputs: Sequence[Any]) -> None:

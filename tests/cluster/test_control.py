@@ -326,6 +326,12 @@ def test_a_worker_that_ends_with_an_error_fails_the_job() -> None:
         assert "ended with an error: worker 0: ValueError: no data" in last_line(cluster.scheduler.stderr)
 
 
+def test_a_worker_that_ends_by_sys_exit_without_an_error_has_ended_well() -> None:
+    with Cluster(workers=1) as cluster:
+        cluster.run("import sys, ps\nwith ps.Worker():\n    sys.exit()")
+        assert cluster.finish() == [0, 0]
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_the_scheduler_ends_the_job(number: signal.Signals) -> None:
     with Cluster(workers=1) as cluster:

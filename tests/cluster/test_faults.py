@@ -237,3 +237,55 @@ with ps.Worker() as worker:
     with Cluster(workers=2, servers=1) as cluster:
         cluster.run(source, timeout=20)
         assert cluster.finish() == [0, 0]
+
+
+def test_a_killed_worker_is_noticed_soon_although_its_forked_children_live_on() -> None:
+    source = """
+import os, signal, sys, time, numpy as np, ps
+worker = ps.Worker()
+worker.init("k", np.zeros(3, "float32"))
+worker.barrier()
+if worker.rank == 1:
+    if os.fork() == 0:
+        time.sleep(6)  # longer than the loss may stay unnoticed
+        os._exit(0)
+    time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGKILL)
+began = time.monotonic()
+try:
+    worker.push_pull("k", np.ones(3, "float32")).wait()
+except ps.PeerLost as error:
+    assert "worker 1" in str(error), error
+    assert time.monotonic() - began < 5, time.monotonic() - began
+worker.close("failed")
+"""
+    with Cluster(workers=2, servers=1, env={"AUTOBYTE_DEADLINE_SECONDS": "60"}) as cluster:
+        first, second = cluster.start_workers(source)
+        assert second.wait(15) == -signal.SIGKILL
+        assert first.wait(15) == 0, first.output()
+        assert cluster.finish() == [1, 1]
+
+
+def test_a_forked_child_is_refused_and_does_not_disturb_its_parent() -> None:
+    source = """
+import os, numpy as np, ps
+with ps.Worker() as worker:
+    worker.init("k", np.zeros(3, "float32"))
+    child = os.fork()
+    if child == 0:
+        calls = (lambda: worker.push("k", np.ones(3, "float32")).wait(), worker.barrier, lambda: worker.init("x", 1.0))
+        for call in calls:
+            try:
+                call()
+            except ps.AutoByteError as error:
+                assert isinstance(error, ps.Closed) and "forked child" in str(error), error
+            else:
+                os._exit(1)
+        worker.close()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert (worker.push_pull("k", np.ones(3, "float32")).wait() == 2).all()
+"""
+    with Cluster(workers=2, servers=1) as cluster:
+        cluster.run(source, timeout=20)
+        assert cluster.finish() == [0, 0]

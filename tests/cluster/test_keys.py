@@ -100,3 +100,29 @@ assert worker.pull("x").wait().tolist() == [7, 7]
 assert worker.push_pull("x", np.ones(2, "float32")).wait().tolist() == [2, 2]
 """
     run(source)
+
+
+def test_names_and_priorities_that_cannot_travel_are_refused_at_the_call_and_harm_nothing() -> None:
+    source = """
+worker.init("a", np.float32(1))
+init_one, init_several = lambda name: worker.init(name, np.float32(1)), lambda name: worker.init({name: np.float32(1)})
+for call in init_one, init_several, worker.barrier:
+    for name in 3, b"a", None:
+        with expect(TypeError, repr(name)):
+            call(name)
+    for name in "\\ud800", "x" * 2000, "x" * 70_000_000:
+        with expect(ps.TensorError, ascii(name[:5])[:-1]):
+            call(name)
+for priority in 1.5, None, "1", np.float32(1):
+    with expect(TypeError, "'a'", "priority", repr(priority)):
+        worker.push_pull("a", np.float32(1), priority=priority)
+with expect(ValueError, "'a'", "priority", str(1 << 63)):
+    worker.push_pull("a", np.float32(1), priority=1 << 63)
+with expect(TypeError, "'nonsense'"):
+    worker.configure("nonsense")
+with expect(TypeError, "'a'", "list"):
+    worker.pull("a", out=[0])
+for priority in np.int64(3), True, -(1 << 63), (1 << 63) - 1:
+    assert worker.push_pull("a", np.float32(1), priority=priority).wait(float("inf")) == 2
+"""
+    run(source)

@@ -174,3 +174,51 @@ for round_ in range(5):
         assert (handle.wait() == 1 + 2 * round_).all()
 """
     run(source, servers=servers)
+
+
+def test_arrays_of_the_other_byte_order_are_summed_by_value() -> None:
+    source = """
+other = np.dtype("int64").newbyteorder()
+worker.init({"a": np.arange(8).astype(other), "b": np.zeros(8, "int64")})
+assert worker.pull("a").wait().tolist() == list(range(8))
+for value in np.arange(8).astype(other), np.arange(8), np.arange(8).astype(other):
+    assert worker.push_pull("b", value).wait().tolist() == [2 * i for i in range(8)]
+try:
+    worker.pull("a", out=np.zeros(8, other))
+except ps.TensorError as error:
+    assert "byte order" in str(error), error
+else:
+    raise AssertionError("an output of the other byte order was taken")
+"""
+    run(source)
+
+
+def test_a_turn_of_the_loop_is_short_however_much_credit_there_is() -> None:
+    source = """
+import numpy as np, ps
+from ps import communication, traffic, transport
+taken, most = 0, 0
+pop, poll = traffic.Traffic.pop, communication.CommunicationLoop._poll
+
+def counted_pop(*args):
+    global taken
+    taken += 1
+    return pop(*args)
+
+def counted_poll(*args):
+    global taken, most
+    taken, most = 0, max(most, taken)
+    return poll(*args)
+
+transport._local_prefix = lambda: ""  # over TCP, where partitions are not joined
+traffic.Traffic.pop, communication.CommunicationLoop._poll = counted_pop, counted_poll
+with ps.Worker() as worker:
+    worker.init("a", np.zeros(2000, "int8"))
+    assert (worker.push_pull("a", np.ones(2000, "int8")).wait() == 1).all()
+    assert worker.statistics()["messages_sent"] >= 4000
+assert 0 < most <= 256, most
+"""
+    env = {"AUTOBYTE_PARTITION_BYTES": "1", "AUTOBYTE_FUSION_BYTES": "0", "AUTOBYTE_CREDIT_BYTES": str(1 << 36)}
+    with Cluster(workers=1, servers=1, env=env) as cluster:
+        cluster.run(source, timeout=30)
+        assert cluster.finish() == [0, 0]

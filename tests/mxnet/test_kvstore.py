@@ -256,16 +256,6 @@ def test_arguments_that_are_no_keys_or_arrays(store):
         store.push("a", [])
 
 
-def test_sparse_is_refused_with_what_to_use_instead(store):
-    store.init("a", ones(2, 2))
-    with pytest.raises(NotImplementedError, match=r"push\('a'\): AutoByte has no row_sparse values.*dense"):
-        store.push("a", ones(2, 2).tostype("row_sparse"))
-    with pytest.raises(NotImplementedError, match=r"row_sparse_pull\('a'\).*dense parameters"):
-        store.row_sparse_pull("a", out=ones(2, 2), row_ids=ones(1))
-    with pytest.raises(NotImplementedError, match="leave compression_params out"):
-        store.set_gradient_compression({"type": "2bit"})
-
-
 def test_failed_operation_raises_its_own_error_to_whoever_waits_for_the_result(store, worker):
     store.init("a", ones(2))
     gradient = ones(2)

@@ -33,6 +33,15 @@ def test_values_of_several_devices_are_added_and_the_result_goes_to_each(dtype):
     assert [str(value.context) for value in values] == ["cpu(0)", "cpu(1)", "cpu(2)"]
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_a_cleared_stage_changes_no_sum(dtype):
+    stage = new_stage((3,), dtype)
+    stage.clear()
+    stage.array.wait_to_read()
+    assert stage.memory.tolist() == [0, 0, 0]
+    assert np.signbit(stage.memory).all()
+
+
 def test_fill_is_a_snapshot():
     value = mx.nd.ones((1000,))
     stage = new_stage((1000,))

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ps.book import Completion, LedgerError, count_nonfinite
 from ps.ledger import Ledger, OrderedLedger
 from ps.partition import cut_plan
+from tests.ps.descent import Descent
 
 Array = NDArray[Any]
 
@@ -296,20 +297,6 @@ def test_large_finite_numbers_are_not_counted(dtype: str, size: int) -> None:
 
 
 # --------------------------------------------------------------------------------------------- updaters
-
-
-class Descent:
-    """Gradient descent that notes what it is given."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[int, int, int]] = []
-
-    def update(self, version: int, start: int, stop: int, gradient: Array, weight: Array) -> None:
-        self.calls.append((version, start, stop))
-        weight -= gradient
-
-    def state(self, slot: int) -> None:
-        return None
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from ps.book import Completion, LedgerError
 from ps.partition import cut_plan
 from ps.tally import Tally
+from tests.ps.descent import Descent
 
 Array = NDArray[Any]
 
@@ -28,23 +29,6 @@ def tally_of(
 
 def array(*values: float, dtype: str = "float32") -> Array:
     return np.array(values, dtype)
-
-
-class Descent:
-    """Gradient descent that notes what it is given."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[int, int, int]] = []
-
-    def update(self, version: int, start: int, stop: int, gradient: Array, weight: Array) -> None:
-        self.calls.append((version, start, stop))
-        weight -= gradient
-
-    def update_rows(self, version: int, ids: Array, gradient: Array, weight: Array) -> None:
-        raise NotImplementedError
-
-    def state(self, slot: int) -> None:
-        return None
 
 
 # --------------------------------------------------------------------------------------------- at once
@@ -149,7 +133,9 @@ def test_nobody_waits_for_a_worker_that_is_gone() -> None:
     tally.push(1, 1, 0, array(1), 0.0)
     assert not tally.needs(2)
     assert tally.worker_gone(2) == [Completion(0, 1, 0), Completion(0, 1, 1)]
-    tally.worker_gone(1)
+    tally.push(1, 2, 0, array(1), 0.0)
+    assert tally.worker_gone(1) == [], "its own push is nobody's concern any more"
+    assert tally.opened_at is None
     assert tally.push(0, 2, 0, array(1), 0.0) == [Completion(0, 1, 0)]
 
 
