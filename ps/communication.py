@@ -418,7 +418,7 @@ class CommunicationLoop:
                 taken += end - offset
                 offset = end
             else:
-                taken += self._receive_span(span, server.neighbour.memory(span.place).data, 0)
+                taken += self._receive_span(span, server.neighbour.payload(span).data, 0)
         self.traffic.received(taken)
 
     def _receive_span(self, span: messages.Span, payload: Optional[memoryview], offset: int) -> int:

@@ -6,7 +6,8 @@ Invariants:
   packs neighbours of that order into one message and never changes it.
 * **Credit.** A message leaves only while the bytes in flight are below the credit, and a partition larger than
   the credit only when nothing is in flight. So there is never more in flight than the credit and one message, and the
-  most urgent partition waits for about ``credit / bandwidth``, whatever the size of what is queued behind it.
+  most urgent partition waits for about ``credit / bandwidth``, whatever the size of what is queued behind it. Payload
+  that the peer reads in shared memory counts for a part of its bytes, since it takes a part of the time.
 * **Delivery.** Messages are numbered from 1 and kept until acknowledged. After a broken connection the
   peer says which number it expects, and the rest goes again in order; the :class:`Receiver` takes only the number
   that it expects. Every partition arrives once, in order.
@@ -37,6 +38,8 @@ MESSAGE_BYTES = 64
 MAX_SPANS = 256
 #: Partitions for a peer on this host are joined up to so many bytes, and half the credit: about a millisecond's worth.
 NEAR_JOIN_BYTES = 2 * MIB
+#: So many bytes that the peer reads in shared memory count as one of credit and fusion: they take as long as one sent.
+SHARED_BYTES_PER_CREDIT = 4
 
 
 class Transfer:
@@ -74,6 +77,7 @@ class Transfer:
         "place",
         "encoder",
         "settings",
+        "bytes_per_credit",
         "queued_at",
         "next_range",
         "next_bytes",
@@ -104,6 +108,7 @@ class Transfer:
         self.place = place
         self.encoder = encoder
         self.settings = settings
+        self.bytes_per_credit = 1 if place is None else SHARED_BYTES_PER_CREDIT
         self.queued_at = 0.0
         self.next_range: Optional[tuple[int, int]] = None
         self.next_bytes = 0  #: payload bytes of the next partition
@@ -147,17 +152,22 @@ class Message:
         Payload of the spans that bring it along, in their order.
     nbytes
         Payload and ``MESSAGE_BYTES``.
+    charged_bytes
+        What it takes of the credit: less than ``nbytes`` where payload is in shared memory.
     alone
         Whether nothing else was in flight on this host when it left, so that its round trip tells the latency.
     """
 
-    __slots__ = ("seq", "spans", "parts", "nbytes", "sent_at", "alone", "_header")
+    __slots__ = ("seq", "spans", "parts", "nbytes", "charged_bytes", "sent_at", "alone", "_header")
 
-    def __init__(self, seq: int, spans: list[Span], parts: list[memoryview], nbytes: int, sent_at: float) -> None:
+    def __init__(
+        self, seq: int, spans: list[Span], parts: list[memoryview], nbytes: int, charged_bytes: int, sent_at: float
+    ) -> None:
         self.seq = seq
         self.spans = spans
         self.parts = parts
         self.nbytes = nbytes
+        self.charged_bytes = charged_bytes
         self.sent_at = sent_at
         self.alone = False
         self._header: Optional[bytes] = None
@@ -191,7 +201,7 @@ class Link:
         Whether the peer is on this host. Then there is no wire that a long message would occupy, and the cost of a
         message is what counts: neighbouring partitions of a tensor go as one span.
     in_flight_bytes
-        Sum of ``Message.nbytes`` over what is un-acknowledged.
+        Sum of ``Message.charged_bytes`` over what is un-acknowledged.
     progress_bytes
         Bytes sent, on the scale of its :class:`LinkGroup`: what the skew is measured by.
     bytes_sent, messages_sent, partitions_sent, queue_wait_seconds, messages_resent, acknowledgements_refused
@@ -267,12 +277,12 @@ class Link:
         queue = self._queue
         spans: list[Span] = []
         parts: list[memoryview] = []
-        payload_bytes = 0
+        payload_bytes = charged_bytes = 0
         fusion_bytes = min(self.fusion_bytes, self.credit_bytes)
         max_spans = MAX_SPANS if fusion_bytes else 1
-        join_bytes = min(NEAR_JOIN_BYTES, self.credit_bytes // 2) if self.near else 0
         while True:
             transfer = queue[0][2]
+            join_bytes = min(NEAR_JOIN_BYTES, self.credit_bytes * transfer.bytes_per_credit // 2) if self.near else 0
             start, count, nbytes, partitions = transfer.take(join_bytes)
             place = transfer.place
             encoded_bytes = 0
@@ -280,6 +290,7 @@ class Link:
                 parts.append(transfer.encoder.encode(start - transfer.origin, count))
                 encoded_bytes = parts[-1].nbytes
                 payload_bytes += encoded_bytes
+                charged_bytes += encoded_bytes
             elif transfer.payload is not None:
                 offset = (start - transfer.origin) * transfer.itemsize
                 if place is None:
@@ -287,6 +298,7 @@ class Link:
                 else:
                     place = Place(place.fd, place.inode, place.offset + offset)
                 payload_bytes += nbytes
+                charged_bytes += nbytes // transfer.bytes_per_credit
             spans.append(
                 Span(
                     transfer.kind,
@@ -310,13 +322,16 @@ class Link:
                     break
             if len(spans) >= max_spans:
                 break
-            next_bytes = queue[0][2].next_bytes
-            if next_bytes and payload_bytes + next_bytes > fusion_bytes:
+            following = queue[0][2]
+            next_bytes = following.next_bytes // following.bytes_per_credit
+            if next_bytes and charged_bytes + next_bytes > fusion_bytes:
                 break
-        message = Message(self._next_seq, spans, parts, payload_bytes + MESSAGE_BYTES, now)
+        message = Message(
+            self._next_seq, spans, parts, payload_bytes + MESSAGE_BYTES, charged_bytes + MESSAGE_BYTES, now
+        )
         self._next_seq += 1
         self._in_flight.append(message)
-        self.in_flight_bytes += message.nbytes
+        self.in_flight_bytes += message.charged_bytes
         self.progress_bytes += message.nbytes
         self.bytes_sent += payload_bytes
         self.messages_sent += 1
@@ -334,7 +349,7 @@ class Link:
         in_flight = self._in_flight
         while in_flight and in_flight[0].seq <= seq:
             message = in_flight.popleft()
-            self.in_flight_bytes -= message.nbytes
+            self.in_flight_bytes -= message.charged_bytes
             acknowledged.append(message)
         return acknowledged
 

@@ -215,7 +215,7 @@ class Server:
                     taken += end - offset
                     offset = end
                 else:
-                    memory = self._workers[rank].neighbour.memory(span.place)
+                    memory = self._workers[rank].neighbour.payload(span)
                     answers, nbytes = self._book.take(rank, span, memory, 0, now)
                     taken += nbytes
             except (LedgerError, SharedMemoryError) as error:

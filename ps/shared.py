@@ -12,11 +12,12 @@ accepts its number, and never looks at the payload of a message that it does not
 
 * *Worker to server.* ``Operation.send`` is written again when the range is answered (in place, by the result) or when
   the operation has ended well. Every answer (RESULT, DONE) to a range says that the server has summed it.
-* *Server to worker.* What the ledger sends from is written again in the round after the next one. That opens when all
-  workers have pushed the next, and a worker pushes to a key only when its previous operation on it, push or pull, has
-  ended: when it has copied its results. This holds for float16, too: only its sums are kept elsewhere.
+* *Server to worker.* What the ledger sends from is written again in the round after the next one, or by an updater when
+  all workers have pushed the element. A worker pushes to a key only when its previous operation on it, push or pull,
+  has ended: when it has copied its results. This holds for float16, too: only its sums are kept elsewhere.
+* *Asynchronous keys.* What a worker reads of an element is a value that it had in between (:mod:`ps.tally`).
 * *Failures.* A failed operation may end while its messages are unread. Its key accepts nothing more at this worker,
-  its staging memory is never used again (``Worker._submit``), and a server writes no more to a round that failed.
+  :class:`ps.Worker` never uses its staging memory again, and a server writes no more to a round that failed.
 * *Ends.* A mapping keeps the memory of a process that has ended. A file that ended before it was mapped is an error
   of that span; the job has lost that node anyway.
 
@@ -41,7 +42,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ps.config import MIB
-from ps.messages import Place, Probe
+from ps.messages import Place, Probe, Span, SpanKind
 
 __all__ = ["Arena", "Neighbour", "SharedMemoryError"]
 
@@ -55,6 +56,9 @@ ALIGNMENT_BYTES = 64
 MAX_SEGMENTS = 256
 NONCE_BYTES = 16
 
+#: Spans whose payload may be shared: whatever is written there meanwhile, elements are numbers. What has to be decoded
+#: could change between its check and its use.
+_RAW = (SpanKind.INIT, SpanKind.PUSH, SpanKind.PUSH_PULL, SpanKind.RESULT)
 _NAME = "autobyte"
 # fcntl.h; Python has these names from 3.10 on.
 _F_ADD_SEALS, _F_GET_SEALS = 1033, 1034
@@ -186,17 +190,19 @@ class Neighbour:
         self.readable = len(nonce) == NONCE_BYTES and nonce == probe.nonce
         return self.readable
 
-    def memory(self, place: Place) -> NDArray[np.uint8]:
-        """Return the peer's memory from ``place`` to the end of its file, read-only.
+    def payload(self, span: Span) -> NDArray[np.uint8]:
+        """Return the peer's memory from the place of ``span`` to the end of its file, read-only.
 
         Raises
         ------
         SharedMemoryError
-            There is none that this process may read.
+            There is none that this process may read, or it holds something else than raw elements.
         """
         if not self.readable:
             raise SharedMemoryError(f"{self.name} refers to shared memory, but has not proved that it has any")
-        return self._read(place)
+        if span.place is None or span.encoded_bytes or span.kind not in _RAW:
+            raise SharedMemoryError(f"{self.name} refers to shared memory by {span}; only raw elements may lie there")
+        return self._read(span.place)
 
     def _read(self, place: Place) -> NDArray[np.uint8]:
         segment = self._segments.get((place.fd, place.inode))

@@ -23,29 +23,23 @@ import numpy as np, ps
 from ps import messages, transport
 
 sent, received = [], []
-send, payload, payload_into = transport.WorkerLane.send, transport.WorkerLane.payload, transport.WorkerLane.payload_into
+send, receive = transport.WorkerLane.send, transport.WorkerLane.receive
 
 def counting_send(lane, header, payload):
     if payload is not None:
         sent.append(len(payload))
     send(lane, header, payload)
 
-def counting_payload(lane):
-    frame = payload(lane)
-    if frame is not None:
-        received.append(len(frame))
-    return frame
-
-def counting_payload_into(lane, target):
-    received.append(len(target))
-    return payload_into(lane, target)
+def counting_receive(lane, **ready):
+    message = receive(lane, **ready)
+    if message is not None and message[1] is not None:
+        received.append(len(message[1]))
+    return message
 
 types = {{"float32": 300_001, "float16": 200_001, "float64": 3, "int8": 1001}}
 with ps.Worker() as worker:
     worker.init({{name: np.zeros(size, name) for name, size in types.items()}})
-    transport.WorkerLane.send = counting_send
-    transport.WorkerLane.payload = counting_payload
-    transport.WorkerLane.payload_into = counting_payload_into
+    transport.WorkerLane.send, transport.WorkerLane.receive = counting_send, counting_receive
     for round_ in range(1, 7):
         values = {{name: (np.arange(size) % 50 + round_).astype(name) for name, size in types.items()}}
         if round_ % 2:

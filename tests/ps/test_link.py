@@ -442,6 +442,15 @@ def test_payload_that_has_a_place_is_counted_but_not_sent() -> None:
     assert [span.place for span in message.spans] == [Place(9, 77, 4096), Place(9, 77, 4096 + 24), None]
     assert message.payload == b"inline"
     assert message.nbytes == 46 + MESSAGE_BYTES and link.bytes_sent == 46
+    assert link.in_flight_bytes == message.charged_bytes == 24 // 4 + 16 // 4 + 6 + MESSAGE_BYTES
+
+
+def test_four_times_the_credit_may_be_under_way_in_shared_memory() -> None:
+    link = Link(0, credit_bytes=1000)
+    payload = memoryview(bytes(100_000))
+    link.put(Transfer(SpanKind.PUSH, 1, 1, 0, 1, 0, payload, cut(0, 100_000, 1, 400), Place(9, 77, 0)), 0.0)
+    messages = _pop_all(link, 0.0)
+    assert sum(message.nbytes - MESSAGE_BYTES for message in messages) == 7 * 400, "each also takes MESSAGE_BYTES"
 
 
 class _Tenth:

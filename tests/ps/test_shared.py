@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ps import shared
-from ps.messages import Place, Probe
+from ps.messages import Place, Probe, Span, SpanKind
 from ps.shared import MAX_SEGMENTS, SEGMENT_BYTES, Arena, Neighbour, SharedMemoryError
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs memfd")
@@ -24,6 +24,10 @@ def befriended(arena: Arena) -> Neighbour:
     neighbour = Neighbour("worker 1")
     assert neighbour.greeted(arena.probe, True)
     return neighbour
+
+
+def at(place: Place, kind: SpanKind = SpanKind.PUSH, encoded_bytes: int = 0) -> Span:
+    return Span(kind, 0, 1, 0, 8, 0, place, encoded_bytes)
 
 
 def place_of(arena: Arena, array: np.ndarray) -> Place:
@@ -46,7 +50,7 @@ def test_a_neighbour_reads_what_was_written_and_cannot_write() -> None:
     neighbour = befriended(arena)
     array = arena.empty(1000, FLOAT32)
     array[:] = np.arange(1000)
-    memory = neighbour.memory(place_of(arena, array))
+    memory = neighbour.payload(at(place_of(arena, array)))
     assert (memory[:4000].view(np.float32) == np.arange(1000)).all()
     array[7] = -1
     assert memory[:4000].view(np.float32)[7] == -1
@@ -100,7 +104,7 @@ def test_files_end_with_their_arena_and_a_mapping_outlives_them() -> None:
     array = arena.empty(10, FLOAT32)
     array[:] = 5
     place = place_of(arena, array)
-    memory = neighbour.memory(place)
+    memory = neighbour.payload(at(place))
     del arena, array
     gc.collect()
     with pytest.raises(OSError):
@@ -117,14 +121,14 @@ def test_a_probe_with_another_nonce_proves_nothing() -> None:
     assert not neighbour.readable
     assert not neighbour.greeted(probe, False), "there is one try"
     with pytest.raises(SharedMemoryError, match="worker 1 refers to shared memory, but has not proved"):
-        neighbour.memory(probe.place)
+        neighbour.payload(at(probe.place))
 
 
 def test_without_a_greeting_nothing_is_read() -> None:
     arena = Arena()
     place = place_of(arena, arena.empty(10, FLOAT32))
     with pytest.raises(SharedMemoryError, match="has not proved"):
-        Neighbour("worker 1").memory(place)
+        Neighbour("worker 1").payload(at(place))
 
 
 def test_both_directions_are_known_after_three_greetings() -> None:
@@ -150,10 +154,10 @@ def test_files_that_are_not_ours_are_refused(tmp_path: Path, descriptors: list[i
     os.truncate(descriptors[-1], 4096)
     for fd in descriptors:
         with pytest.raises(SharedMemoryError, match="cannot read memory of worker 1"):
-            neighbour.memory(Place(fd, os.fstat(fd).st_ino, 0))
+            neighbour.payload(at(Place(fd, os.fstat(fd).st_ino, 0)))
     for fd in -1, 10**9, 2**63 - 1:
         with pytest.raises(SharedMemoryError, match="cannot read memory of worker 1"):
-            neighbour.memory(Place(fd, 1, 0))
+            neighbour.payload(at(Place(fd, 1, 0)))
 
 
 def test_a_descriptor_that_has_become_another_file_is_refused() -> None:
@@ -161,17 +165,26 @@ def test_a_descriptor_that_has_become_another_file_is_refused() -> None:
     neighbour = befriended(arena)
     place = place_of(arena, arena.empty(10, FLOAT32))
     with pytest.raises(SharedMemoryError, match="another file than the one announced"):
-        neighbour.memory(Place(place.fd, place.inode + 1, 0))
+        neighbour.payload(at(Place(place.fd, place.inode + 1, 0)))
 
 
 def test_places_out_of_the_file_are_refused() -> None:
     arena = Arena()
     neighbour = befriended(arena)
     place = place_of(arena, arena.empty(10, FLOAT32))
-    assert neighbour.memory(Place(place.fd, place.inode, SEGMENT_BYTES)).size == 0
+    assert neighbour.payload(at(Place(place.fd, place.inode, SEGMENT_BYTES))).size == 0
     for offset in -1, SEGMENT_BYTES + 1, 2**63 - 1:
         with pytest.raises(SharedMemoryError, match=f"worker 1 refers to byte {offset}"):
-            neighbour.memory(Place(place.fd, place.inode, offset))
+            neighbour.payload(at(Place(place.fd, place.inode, offset)))
+
+
+def test_only_raw_elements_may_be_shared() -> None:
+    arena = Arena()
+    neighbour = befriended(arena)
+    place = place_of(arena, arena.empty(10, FLOAT32))
+    for span in at(place, SpanKind.PUSH_ROWS, 40), at(place, SpanKind.PULL_ROWS), at(place, SpanKind.PUSH, 40):
+        with pytest.raises(SharedMemoryError, match="only raw elements"):
+            neighbour.payload(span)
 
 
 def test_a_peer_cannot_make_this_process_map_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,7 +192,7 @@ def test_a_peer_cannot_make_this_process_map_without_end(monkeypatch: pytest.Mon
     monkeypatch.setattr(shared, "_map", lambda pid, place: np.zeros(1, np.uint8))
     with pytest.raises(SharedMemoryError, match=f"worker 1 shares more than {MAX_SEGMENTS} files"):
         for fd in range(MAX_SEGMENTS + 1):
-            neighbour.memory(Place(fd, fd, 0))
+            neighbour.payload(at(Place(fd, fd, 0)))
 
 
 def _none(*_: object) -> int:
