@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ps.errors import SettingsError
-from ps.messages import Mode, Shard, Tensor
+from ps.messages import Mode, Shard, Storage, Tensor
 from ps.mxnet.description import (
     EVOLVING,
     Description,
@@ -155,7 +155,8 @@ class ShardUpdater:
         if self.whole:
             weight_array = weight_array.reshape(self._tensor.spec.shape)
         state = self._state(self.start, self.stop, weight_array)
-        if not self._lazy and self.description.name in _LAZY:
+        dense_weight = self._tensor.spec.stype is Storage.DEFAULT and not self.whole
+        if not self._lazy and (dense_weight or self.description.name in _LAZY):
             sparse = mx.nd.sparse.row_sparse_array((gradient, ids), shape=weight.shape, dtype=weight.dtype)
             slots = (slot.reshape(weight.shape) for slot in self._slots)
             self._apply(sparse, weight_array.reshape(weight.shape), _rebuild(self._template, slots))
@@ -176,10 +177,14 @@ class ShardUpdater:
     @property
     def _lazy(self) -> bool:
         """Whether MXNet leaves rows alone that have no gradient."""
-        name, half = self.description.name, self._tensor.spec.dtype == "float16"
-        if half or name not in _LAZY:
+        name, spec = self.description.name, self._tensor.spec
+        if spec.dtype == "float16":
             return False
-        return bool(getattr(self._optimizer, "lazy_update", True))
+        if name == "nag":  # without momentum MXNet calls sgd's update
+            return not self._optimizer.momentum
+        if name == "ftrl" and spec.stype is Storage.DEFAULT:
+            return False
+        return name in _LAZY and bool(getattr(self._optimizer, "lazy_update", True))
 
     # ------------------------------------------------------------------------------------------ states
 
