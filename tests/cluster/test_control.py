@@ -15,6 +15,7 @@ import psutil
 import pytest
 import zmq
 
+from ps.messages import PROTOCOL
 from tests.cluster.harness import Cluster, Process
 
 #: Joins the job and takes part in one sum and one barrier.
@@ -121,14 +122,15 @@ def test_a_contradiction_names_the_variable_and_both_values_on_both_sides(
         assert "RegistrationRefused: refused by the scheduler at 127.0.0.1" in last_line(worker.stderr)
         assert expected in last_line(worker.stderr)
         assert cluster.finish(timeout=10.0) == [1, 1]
-        assert cluster.scheduler is not None and cluster.scheduler.stderr.count(expected) == 1
+        assert cluster.scheduler is not None and cluster.scheduler.stderr.count(expected) == 2
+        assert f"did not register; the last one refused: {expected}" in last_line(cluster.scheduler.stderr)
 
 
 def test_another_protocol_version_is_refused() -> None:
     with Cluster(env={"AUTOBYTE_START_SECONDS": "3"}) as cluster:
         worker = cluster.start_worker("import ps, ps.messages; ps.messages.PROTOCOL = 99; ps.Worker()")
         assert worker.wait(10.0) == 1
-        assert "protocol version: the scheduler has 1, worker on" in last_line(worker.stderr)
+        assert f"protocol version: the scheduler has {PROTOCOL}, worker on" in last_line(worker.stderr)
         assert cluster.finish(timeout=10.0) == [1, 1]
 
 
@@ -141,6 +143,22 @@ def test_a_job_that_does_not_start_says_who_is_missing() -> None:
         assert cluster.finish() == [1, 1]
         for process in (cluster.scheduler, *cluster.servers):
             assert process is not None and expected in last_line(process.stderr)
+
+
+def test_who_speaks_another_protocol_before_the_start_is_said_to_be_mxnets_own_store() -> None:
+    with Cluster(env={"AUTOBYTE_START_SECONDS": "3"}) as cluster, zmq.Context() as context:
+        stranger = context.socket(zmq.DEALER)
+        stranger.setsockopt(zmq.LINGER, 0)
+        stranger.connect(f"tcp://127.0.0.1:{cluster.port}")
+        stranger.send_multipart([b"ps-lite", b"node"])
+        stranger.send(b"again")
+        expected = "is `import ps.mxnet` missing in the script, or the store's name misspelt?"
+        assert cluster.scheduler is not None
+        cluster.scheduler.wait_for("WARNING a process sends messages that are not AutoByte's, as MXNet's own store")
+        stranger.close()
+        assert cluster.finish(timeout=10.0) == [1, 1]
+        assert cluster.scheduler.stderr.count(expected) == 2
+        assert expected in last_line(cluster.scheduler.stderr)
 
 
 def test_without_a_scheduler_a_worker_names_host_and_port() -> None:
