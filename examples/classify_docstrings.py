@@ -3,9 +3,9 @@
     autobyte-launch -n 2 -s 2 python examples/classify_docstrings.py   # two workers, two servers
     python examples/classify_docstrings.py                             # the same training in one process
 
-The text is in every Python. A docstring is a bag of words and pairs of words, each hashed to a row of one large table;
-the text's vector is the mean of its rows. A step touches few rows: with ``sparse_grad=True`` only their gradients travel
-to the servers, which update them by AdaGrad, and a pull brings back only the rows that have changed.
+The text is in every Python. A docstring is a bag of words and pairs of words, each hashed to a row of a large table;
+the text's vector is the mean of its rows. A step touches few rows: with ``sparse_grad=True`` only their gradients
+travel to the servers, which update them by AdaGrad.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     autobyte-launch -n 2 -s 2 python examples/fit_module.py     # two workers, two servers
     python examples/fit_module.py                               # the same training in one process
 
-Of MXNet's own example only the store's name differs. ``fit`` gives everybody rank 0's first values and has the optimizer
+Against MXNet's own stores only the name differs. ``fit`` gives everybody rank 0's first values and has the optimizer
 run at the servers, with the gradients' sum divided by the samples of all workers.
 """
 

@@ -1,10 +1,10 @@
-"""Two networks against each other, each with its own Trainer and its own store: a GAN that writes digits when told which.
+"""Two networks against each other, each with its own Trainer and store: a GAN that writes the digits it is asked for.
 
     autobyte-launch -n 2 -s 2 python examples/train_gan.py     # two workers, two servers
     python examples/train_gan.py                               # the same training in one process
 
-Each Trainer numbers its parameters from 0; that they do not meet at the servers is what the two stores are for. How good
-the generator is, a classifier says that has seen real digits only: the share of the images that it reads as was asked.
+Each Trainer numbers its parameters from 0; that they do not meet at the servers is what the two stores are for. How
+good the generator is, a classifier says that has seen real digits only: it reads a share of the images as was asked.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def labelled(inputs: mx.nd.NDArray, labels: mx.nd.NDArray) -> mx.nd.NDArray:
 
 @click.command()
 @click.option("--epochs", default=60, show_default=True)
-@click.option("--batch-size", default=32, show_default=True, help="Per worker.")
-@click.option("--learning-rate", default=0.001, show_default=True)
+@click.option("--batch-size", default=64, show_default=True, help="Per worker.")
+@click.option("--learning-rate", default=0.004, show_default=True)
 @click.option("--min-share", default=0.0, show_default=True, help="Fail if fewer images are read as was asked.")
 def train(epochs: int, batch_size: int, learning_rate: float, min_share: float) -> None:
     """Train a generator of digits and print how many of its images a classifier reads as was asked."""

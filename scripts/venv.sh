@@ -12,24 +12,6 @@ fail() {
     exit 1
 }
 
-# Prints the first Python that MXNet supports and that can make virtual environments; $PYTHON, if that is set.
-find_python() {
-    local candidate candidates suitable='import sys, venv, ensurepip; sys.exit(not (3, 9) <= sys.version_info[:2] <= (3, 12))'
-    candidates=(python3.11 python3.10 python3.9 python3.12 python3 python
-        "${PYENV_ROOT:-$HOME/.pyenv}"/versions/3.{11,10,9,12}*/bin/python)
-    if [ -n "${PYTHON:-}" ]; then
-        candidates=("$PYTHON")
-    fi
-    for candidate in "${candidates[@]}"; do
-        if "$candidate" -c "$suitable" 2>/dev/null; then
-            echo "$candidate"
-            return
-        fi
-    done
-    fail "needs Python 3.9 to 3.12 with its venv module, which MXNet 1.9.1 supports; found none (install python3.11 and" \
-        "python3.11-venv, or say where it is: PYTHON=/path/to/python3.11)"
-}
-
 make_venv() {
     local extra wanted found error missing=""
     wanted=$(cat "$root/setup.cfg" "$root/pyproject.toml" "$root/scripts/venv.sh" <(echo "$root") | cksum)
@@ -40,7 +22,9 @@ make_venv() {
         return
     fi
     if ! "$python" -m pip --version >/dev/null 2>&1; then
-        found=$(find_python) || exit
+        found=$("$root/scripts/find_python.sh" 3.11 3.10 3.9 3.12) \
+            || fail "needs Python 3.9 to 3.12 with its venv module, which MXNet 1.9.1 supports; found none (install" \
+                "python3.11 and python3.11-venv, or say where it is: PYTHON=/path/to/python3.11)"
         echo "autobyte: making ${venv##*/} with $("$found" --version) ($found)"
         "$found" -m venv --clear "$venv"
     fi
