@@ -350,6 +350,35 @@ def test_a_worker_that_ends_by_sys_exit_without_an_error_has_ended_well() -> Non
         assert cluster.finish() == [0, 0]
 
 
+def test_a_script_that_closes_nothing_ends_well_after_what_is_pending() -> None:
+    source = """
+        import numpy as np, ps
+        worker = ps.Worker()
+        worker.init({"a": np.zeros(1 << 20, np.float32)})
+        for _ in range(8):
+            worker.push_pull("a", np.ones(1 << 20, np.float32))
+    """
+    with Cluster() as cluster:
+        cluster.run(source)
+        assert cluster.finish() == [0, 0]
+
+
+def test_a_script_that_closes_nothing_and_fails_is_named_with_its_error_at_once() -> None:
+    source = """
+        import numpy as np, ps
+        worker = ps.Worker()
+        worker.init({"a": np.zeros(3, np.float32)})
+        if worker.rank == 1:
+            raise RuntimeError("broken by hand")
+        worker.push_pull("a", np.ones(3, np.float32)).wait()
+    """
+    with Cluster() as cluster:
+        cluster.run(source, timeout=15.0, check=False)
+        assert cluster.scheduler is not None
+        assert cluster.finish() == [1, 1]
+        assert "ended with an error: worker 1: RuntimeError: broken by hand" in last_line(cluster.scheduler.stderr)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_the_scheduler_ends_the_job(number: signal.Signals) -> None:
     with Cluster(workers=1) as cluster:
