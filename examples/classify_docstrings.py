@@ -80,7 +80,7 @@ class BagOfWords(gluon.nn.HybridBlock):
 @click.option("--min-accuracy", default=0.0, show_default=True, help="Fail if the held-out accuracy stays below.")
 def train(epochs: int, batch_size: int, learning_rate: float, min_accuracy: float) -> None:
     """Train a classifier of docstrings and print its accuracy on held-out ones."""
-    launched = "DMLC_ROLE" in os.environ
+    launched = "DMLC_PS_ROOT_URI" in os.environ
     store = mx.kv.create("dist_sync_autobyte" if launched else "device")
     workers, first = store.num_workers, store.rank == 0
 

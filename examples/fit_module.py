@@ -43,7 +43,7 @@ def network() -> mx.sym.Symbol:
 @click.option("--min-accuracy", default=0.0, show_default=True, help="Fail if the held-out accuracy stays below.")
 def train(epochs: int, batch_size: int, learning_rate: float, min_accuracy: float) -> None:
     """Train a digit classifier and print its accuracy on held-out digits."""
-    store = mx.kv.create("dist_sync_autobyte" if "DMLC_ROLE" in os.environ else "local")
+    store = mx.kv.create("dist_sync_autobyte" if "DMLC_PS_ROOT_URI" in os.environ else "local")
     workers, first = store.num_workers, store.rank == 0
 
     images, labels = digits()

@@ -51,7 +51,7 @@ def network() -> gluon.HybridBlock:
 @click.option("--min-accuracy", default=0.0, show_default=True, help="Fail if the held-out accuracy stays below.")
 def train(epochs: int, batch_size: int, learning_rate: float, min_accuracy: float) -> None:
     """Train a digit classifier and print its accuracy on held-out digits."""
-    launched = "DMLC_ROLE" in os.environ
+    launched = "DMLC_PS_ROOT_URI" in os.environ  # what every process of a job is told
     store = mx.kv.create("dist_sync_autobyte" if launched else "device")
     workers, first = store.num_workers, store.rank == 0
 

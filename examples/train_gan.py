@@ -61,7 +61,7 @@ def labelled(inputs: mx.nd.NDArray, labels: mx.nd.NDArray) -> mx.nd.NDArray:
 @click.option("--min-share", default=0.0, show_default=True, help="Fail if fewer images are read as was asked.")
 def train(epochs: int, batch_size: int, learning_rate: float, min_share: float) -> None:
     """Train a generator of digits and print how many of its images a classifier reads as was asked."""
-    launched = "DMLC_ROLE" in os.environ
+    launched = "DMLC_PS_ROOT_URI" in os.environ
     stores = [mx.kv.create("dist_sync_autobyte" if launched else "device") for _ in range(2)]
     rank, workers = stores[0].rank, stores[0].num_workers
 
