@@ -161,7 +161,7 @@ class ShardBook:
 
     def add(self, tensors: Sequence[Tensor], first_values: Sequence[bytes] = ()) -> None:
         """Take note of tensors, some or all of which have a shard here, and of the first values that are there."""
-        for tensor, first_value in itertools.zip_longest(tensors, first_values, fillvalue=b""):
+        for tensor, first_value in zip(tensors, itertools.chain(first_values, itertools.repeat(b""))):
             for place in tensor.shards:
                 if place.server == self._server and tensor.id not in self._shards:
                     book = self._new_book(tensor, place)
@@ -399,6 +399,8 @@ def _values(tensor: Tensor, span: Span, payload: Buffer) -> Array:
         return np.frombuffer(payload, dtype, span.count)
     if codec is None:
         raise LedgerError(f"{tensor.spec.name!r} has no codec, and {span} is encoded")
+    if span.count > tensor.shards[-1].stop:  # before memory is taken for them
+        raise LedgerError(f"{tensor.spec.name!r} has {tensor.shards[-1].stop} elements, and {span} has more")
     try:
         return codec.decode(payload, span.count, dtype)
     except CodecError as error:
