@@ -9,6 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from ps.book import LedgerError
+from ps.codecs import TopK
 from ps.errors import ErrorCode
 from ps.ledger import Ledger, OrderedLedger
 from ps.messages import Mode, Shard, Span, SpanKind, Tensor, TensorSpec
@@ -175,3 +176,11 @@ def test_a_first_value_that_comes_with_the_tensor_needs_no_message_of_worker_0()
     tensor = Tensor(7, TensorSpec("late", (8,), "float32"), [Shard(1, 0, 4), Shard(0, 4, 8)])
     server.book.add([tensor], [np.arange(8, dtype="float32").tobytes()])
     assert results(server.send(0, tensor, SpanKind.PULL, 0, 4, None)) == [(0, [4, 5, 6, 7])]
+
+
+def test_an_encoded_push_of_more_elements_than_there_are_is_refused_before_memory_is_taken() -> None:
+    tensor = Tensor(0, TensorSpec("c", (4,), "float32", codec=TopK(ratio=0.5)), [Shard(0, 0, 4)])
+    book = Server(tensor).book
+    span = Span(SpanKind.PUSH, 0, 1, 0, 1 << 40, 0, encoded_bytes=8)
+    with pytest.raises(LedgerError, match="'c' has 4 elements, and .* has more"):
+        book.take(0, span, memoryview(bytes(8)), 0, 0.0)
