@@ -15,6 +15,7 @@ import psutil
 import pytest
 import zmq
 
+from ps.messages import PROTOCOL
 from tests.cluster.harness import Cluster, Process
 
 #: Joins the job and takes part in one sum and one barrier.
@@ -128,7 +129,7 @@ def test_another_protocol_version_is_refused() -> None:
     with Cluster(env={"AUTOBYTE_START_SECONDS": "3"}) as cluster:
         worker = cluster.start_worker("import ps, ps.messages; ps.messages.PROTOCOL = 99; ps.Worker()")
         assert worker.wait(10.0) == 1
-        assert "protocol version: the scheduler has 1, worker on" in last_line(worker.stderr)
+        assert f"protocol version: the scheduler has {PROTOCOL}, worker on" in last_line(worker.stderr)
         assert cluster.finish(timeout=10.0) == [1, 1]
 
 
