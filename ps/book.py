@@ -227,8 +227,7 @@ class Book(abc.ABC):
             and self._filled == self._end
         ):
             return True
-        elements = max(0, piece.stop - piece.start)
-        self._drop_duplicate(worker, version, piece.start, np.broadcast_to(np.zeros(1, self.dtype), elements))
+        self._drop_duplicate(worker, version, piece.start, max(piece.start, piece.stop), np.empty(0, self.dtype))
         return False
 
     def _rows_of_shard(self, ids: Ids, width: int) -> tuple[Ids, Array]:
@@ -243,9 +242,8 @@ class Book(abc.ABC):
     def _next_version(self, worker: int) -> int:
         """Return the version of the push of ``worker`` that is under way or comes next."""
 
-    def _drop_duplicate(self, worker: int, version: int, start: int, values: Array) -> None:
+    def _drop_duplicate(self, worker: int, version: int, start: int, stop: int, values: Array) -> None:
         """Count a push that was had before; raise for any other that is not the next one of its worker."""
-        stop = start + values.size
         expected = ""
         if not 0 <= worker < self.num_workers:
             expected = f"a rank below {self.num_workers}"

@@ -18,6 +18,7 @@ The loss is reported once, as a ``PeerGone`` for the scheduler like that for any
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import secrets
 import socket as sockets
@@ -35,10 +36,14 @@ from ps.messages import ControlMessage, Peer, PeerGone, Started
 
 __all__ = ["Membership", "MAX_CONTROL_BYTES"]
 
+log = logging.getLogger("autobyte.membership")
+
 #: A control frame; the longest is the declaration of all tensors of a model, about 100 bytes each.
 MAX_CONTROL_BYTES = 64 << 20
 #: Registration is repeated this often.
 REGISTER_SECONDS = 0.5
+#: A node that has had no answer for this long says what it waits for, once.
+STILL_WAITING_SECONDS = 5.0
 #: A scheduler that knows this node will say why the job does not start: it gets this much longer to do so.
 VERDICT_SECONDS = 2.0
 #: A broken connection to the scheduler may take this long to come back.
@@ -145,8 +150,9 @@ class Membership:
             token=self._token,
             preferred=settings.preferred_rank,
         )
-        give_up_at = time.monotonic() + settings.start_seconds
-        next_request = 0.0
+        began = time.monotonic()
+        give_up_at = began + settings.start_seconds
+        next_request, silent = 0.0, True
         while True:
             reason = stopped()
             if reason:
@@ -154,6 +160,9 @@ class Membership:
             now = time.monotonic()
             if now >= give_up_at:
                 raise DeadlineExceeded(self._why_not_started())
+            if silent and self.rank < 0 and now - began >= STILL_WAITING_SECONDS:
+                silent = False
+                log.warning("still waiting for the scheduler at %s", self._where)
             if now >= next_request:
                 self.send(request)
                 next_request = now + REGISTER_SECONDS
@@ -242,7 +251,10 @@ class Membership:
         """Return every message that is there; count and drop what is malformed."""
         taken = []
         while _readable(self.socket):
-            parts = self.socket.recv_multipart(zmq.NOBLOCK)
+            try:
+                parts = self.socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:  # a connection that broke since took its messages along
+                break
             message = messages.decode_control(parts[0]) if len(parts) == 1 else None
             if message is None:
                 self.malformed += 1

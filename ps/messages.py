@@ -298,12 +298,15 @@ class BarrierPassed(msgspec.Struct, array_like=True, frozen=True, tag=7):
 class Declare(msgspec.Struct, array_like=True, frozen=True, tag=8):
     """Worker -> scheduler: first part of ``init``; answered by ``Declared`` when all ranks agree.
 
-    A worker that ``waits`` does nothing else until the call is answered.
+    A worker that ``waits`` does nothing else until the call is answered. ``first_values`` of worker 0, if any, has the
+    bytes of the first value for each tensor; empty for those that it sends to the servers itself, when it has their
+    places.
     """
 
     call: int
     tensors: list[TensorSpec]
     waits: bool = True
+    first_values: list[bytes] = []
 
 
 class Declared(msgspec.Struct, array_like=True, frozen=True, tag=9):
@@ -312,10 +315,14 @@ class Declared(msgspec.Struct, array_like=True, frozen=True, tag=9):
 
 
 class AddTensors(msgspec.Struct, array_like=True, frozen=True, tag=10):
-    """Scheduler -> server: these tensors exist now; answered by ``TensorsAdded``."""
+    """Scheduler -> server: these tensors exist now, with these ``first_values``; answered by ``TensorsAdded``.
+
+    A value is the whole tensor's, or empty where worker 0 sends it.
+    """
 
     call: int
     tensors: list[Tensor]
+    first_values: list[bytes] = []
 
 
 class TensorsAdded(msgspec.Struct, array_like=True, frozen=True, tag=11):

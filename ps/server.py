@@ -240,7 +240,7 @@ class Server:
 
     def _control(self, message: messages.ControlMessage, now: float) -> None:
         if isinstance(message, messages.AddTensors):
-            self._book.add(message.tensors)
+            self._book.add(message.tensors, message.first_values)
             self._membership.send(messages.TensorsAdded(message.call))
         elif isinstance(message, messages.ServerCommand):
             self._reply(self._commands.execute(message))

@@ -10,8 +10,9 @@ whatever the book completes.
 
 from __future__ import annotations
 
+import itertools
 import logging
-from typing import Any, Iterable, Optional, Union
+from typing import Any, Iterable, Optional, Sequence, Union
 
 import numpy as np
 from numpy.typing import NDArray
@@ -158,9 +159,9 @@ class ShardBook:
         self._shards: dict[int, _Shard] = {}
         self._gone: dict[int, str] = {}
 
-    def add(self, tensors: list[Tensor]) -> None:
-        """Take note of tensors, some or all of which have a shard here."""
-        for tensor in tensors:
+    def add(self, tensors: Sequence[Tensor], first_values: Sequence[bytes] = ()) -> None:
+        """Take note of tensors, some or all of which have a shard here, and of the first values that are there."""
+        for tensor, first_value in itertools.zip_longest(tensors, first_values, fillvalue=b""):
             for place in tensor.shards:
                 if place.server == self._server and tensor.id not in self._shards:
                     book = self._new_book(tensor, place)
@@ -168,6 +169,8 @@ class ShardBook:
                         book.worker_gone(rank)
                     if self._make_updater is not None:
                         book.updater = self._make_updater(tensor, place)
+                    if first_value and place.start < place.stop:
+                        book.initialize(place.start, np.frombuffer(first_value, book.dtype)[place.start : place.stop])
                     self._shards[tensor.id] = _Shard(tensor, place, book, self._num_workers)
 
     def _new_book(self, tensor: Tensor, place: Shard) -> Book:

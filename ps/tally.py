@@ -80,7 +80,7 @@ class Tally(Book):
             or values.ndim != 1
             or self._filled != self._end
         ):
-            self._drop_duplicate(worker, version, start, values)
+            self._drop_duplicate(worker, version, start, start + values.size, values)
             return ()
         if start == self.start:
             self.version += 1

@@ -15,6 +15,7 @@ from typing import Any, Callable, Mapping, Optional, Sequence, Type, TypeVar, Un
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ps import exit_hook
 from ps.codecs import Codec, codec_of, describe
 from ps.communication import CommunicationLoop
 from ps.config import CommConfig, Role, Settings
@@ -71,6 +72,7 @@ class Worker:
         # between switches doubles the duration of a step (docs/architecture.md).
         self._switch_interval_seconds = sys.getswitchinterval()
         sys.setswitchinterval(settings.switch_interval_seconds)
+        exit_hook.remember(self)
 
     # ------------------------------------------------------------------------------------ who and what
 
@@ -306,11 +308,15 @@ class Worker:
         self._loop.post(lambda: self._loop.traffic.counters.note_training(forward_seconds, backward_seconds))
 
     def close(self, error: str = "") -> None:
-        """Wait for what is pending and leave the job. With ``error`` leave at once: the job has failed."""
+        """Wait for what is pending and leave the job. With ``error`` leave at once: the job has failed.
+
+        At the end of the process this happens by itself: with an error where an uncaught exception ends it.
+        """
         with self._close_lock:
             if self._closed:
                 return
             self._closed = True
+        exit_hook.forget(self)
         self._loop.leave(error.encode("utf-8", "replace").decode())
         self._loop.join()
         sys.setswitchinterval(self._switch_interval_seconds)

@@ -131,10 +131,13 @@ class Collectives:
 
     def declare(self, rank: int, message: messages.Declare, now: float) -> list[Post]:
         """``rank`` begins an ``init``."""
-        problem = self._tensors.problem(rank, message.tensors)
+        first_values = message.first_values if rank == 0 else []
+        problem = self._tensors.problem(rank, message.tensors, first_values)
         if problem:
             return [Post(Role.WORKER, rank, messages.CallFailed(message.call, ErrorCode.TENSOR, f"init: {problem}"))]
         entries = [self._tensors.declare(rank, spec) for spec in message.tensors]
+        for entry, value in zip(entries, first_values):
+            entry.first_value = value
         call = _Call(rank, message.call, now, entries=entries, waits=message.waits)
         for entry in entries:
             self._holders.setdefault(entry, []).append(call)
@@ -157,6 +160,8 @@ class Collectives:
         del self._additions[message.call]
         for entry in entries:
             entry.added = True
+            entry.ready = entry.ready or bool(entry.first_value)
+            entry.first_value = b""
         return self._advance(self._holding(entries))
 
     def initialized(self, rank: int, message: messages.Initialized) -> list[Post]:
@@ -251,7 +256,8 @@ class Collectives:
         self._next_addition += 1
         self._additions[addition] = (set(range(self._num_servers)), list(entries))
         tensors = [self._tensors.place(entry) for entry in entries]
-        return [Post(Role.SERVER, rank, messages.AddTensors(addition, tensors)) for rank in range(self._num_servers)]
+        message = messages.AddTensors(addition, tensors, [entry.first_value for entry in entries])
+        return [Post(Role.SERVER, rank, message) for rank in range(self._num_servers)]
 
     def _execute(self, calls: Sequence[_Call]) -> list[Post]:
         """Have the servers execute the command of ``calls``, the first of which has the body."""

@@ -56,6 +56,12 @@ MAX_LOGGED_REFUSALS = 100
 
 _HEARTBEAT = messages.encode(messages.Heartbeat())
 
+#: What it means, most likely, that somebody speaks another language to the scheduler of a job that has not started.
+_FOREIGN = (
+    "a process sends messages that are not AutoByte's, as MXNet's own store does:"
+    " is `import ps.mxnet` missing in the script, or the store's name misspelt?"
+)
+
 
 class Scheduler:
     """The scheduler of one job.
@@ -98,6 +104,8 @@ class Scheduler:
         self._probe_at = 0.0
         self._kept: dict[int, list[bytes]] = {}  # frames for nodes whose connection is broken, by token
         self._refused: set[int] = set()
+        self._last_refusal = ""
+        self._foreign = False  # whether a message that did not decode came before the start
         self._handlers: dict[type, tuple[Optional[Role], Callable[[Node, Any, float], None]]] = {
             messages.Heartbeat: (None, lambda node, message, now: None),
             messages.Leave: (None, self._leave),
@@ -171,10 +179,20 @@ class Scheduler:
         for _ in range(RECEIVE_BATCH):
             if not int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
                 return
-            parts = self._socket.recv_multipart(zmq.NOBLOCK)
+            try:
+                parts = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:  # a connection that broke since took its messages along
+                return
             message = messages.decode_control(parts[1]) if len(parts) == 2 else None
+            if message is None:
+                self._note_foreign()
             if message is None or not self._dispatch(parts[0], message, now):
                 self.malformed += 1
+
+    def _note_foreign(self) -> None:
+        if not self._nodes.started and not self._foreign:
+            self._foreign = True
+            log.warning("%s", _FOREIGN)
 
     def _dispatch(self, sender: bytes, message: ControlMessage, now: float) -> bool:
         """Act on a message; False where it makes no sense from its sender."""
@@ -217,6 +235,7 @@ class Scheduler:
             self._start(now)
 
     def _refuse(self, sender: bytes, request: messages.Register, reason: str) -> None:
+        self._last_refusal = reason
         if request.token not in self._refused and len(self._refused) < MAX_LOGGED_REFUSALS:
             self._refused.add(request.token)
             log.warning("refused: %s", reason)
@@ -311,9 +330,15 @@ class Scheduler:
         elif self._nodes.workers_gone:
             self._end(self._nodes.failure(), now)
         elif not self._nodes.started and now >= self._gather_until:
-            seconds = self.settings.start_seconds
-            missing = self._nodes.missing()
-            self._end(f"not started within {seconds:g} s (AUTOBYTE_START_SECONDS): {missing} did not register", now)
+            self._end(self._why_not_started(), now)
+
+    def _why_not_started(self) -> str:
+        refusal = f"; the last one refused: {self._last_refusal}" if self._last_refusal else ""
+        foreign = f"; {_FOREIGN}" if self._foreign else ""
+        return (
+            f"not started within {self.settings.start_seconds:g} s (AUTOBYTE_START_SECONDS):"
+            f" {self._nodes.missing()} did not register{refusal}{foreign}"
+        )
 
     def _follow_tuning(self, now: float) -> None:
         config = self._tuning.take()

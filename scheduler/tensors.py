@@ -49,6 +49,7 @@ class Entry:
     name: str
     specs: dict[int, TensorSpec]  #: by the rank that declared it
     tensor: Optional[Tensor] = None  #: since it was placed
+    first_value: bytes = b""  #: empty: worker 0 sends it to the servers
     added: bool = False
     ready: bool = False
 
@@ -70,7 +71,7 @@ class Tensors:
         self._entries: dict[str, Entry] = {}
         self._next_id = 0
 
-    def problem(self, rank: int, specs: Sequence[TensorSpec]) -> str:
+    def problem(self, rank: int, specs: Sequence[TensorSpec], first_values: Sequence[bytes] = ()) -> str:
         """Return why ``rank`` cannot declare ``specs``, in one line; empty where it can."""
         if len(self._entries) + len(specs) > MAX_TENSORS:
             return f"{len(specs)} more keys: a job has at most {MAX_TENSORS}"
@@ -82,6 +83,9 @@ class Tensors:
             problem = _malformed(spec) or self._conflict(rank, spec)
             if problem:
                 return problem
+        for spec, value in zip(specs, first_values):
+            if value and len(value) != math.prod(spec.shape) * ITEMSIZE[spec.dtype]:
+                return f"{spec.name!r}: a first value of {len(value)} bytes for {_text(spec)}"
         return ""
 
     def _conflict(self, rank: int, spec: TensorSpec) -> str:

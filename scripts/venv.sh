@@ -1,48 +1,34 @@
 # To be sourced: `source scripts/venv.sh mxnet test` makes or reuses .venv in the checkout, with AutoByte and these of its
 # extras installed in place, and leaves its interpreter in $python. Repeating it costs nothing until setup.cfg changes.
+# $VENV names another directory than .venv, $PYTHON the Python to make it with.
 # Python 3.12 is tried last: MXNet 1.9.1 is older than the NumPy that it needs there.
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-python=$root/.venv/bin/python
+venv=${VENV:-$root/.venv}
+python=$venv/bin/python
 
 fail() {
     echo "autobyte: $*" >&2
     exit 1
 }
 
-# Prints the first Python that MXNet supports and that can make virtual environments; $PYTHON, if that is set.
-find_python() {
-    local candidate candidates suitable='import sys, venv, ensurepip; sys.exit(not (3, 9) <= sys.version_info[:2] <= (3, 12))'
-    candidates=(python3.11 python3.10 python3.9 python3.12 python3 python
-        "${PYENV_ROOT:-$HOME/.pyenv}"/versions/3.{11,10,9,12}*/bin/python)
-    if [ -n "${PYTHON:-}" ]; then
-        candidates=("$PYTHON")
-    fi
-    for candidate in "${candidates[@]}"; do
-        if "$candidate" -c "$suitable" 2>/dev/null; then
-            echo "$candidate"
-            return
-        fi
-    done
-    fail "needs Python 3.9 to 3.12 with its venv module, which MXNet 1.9.1 supports; found none (install python3.11 and" \
-        "python3.11-venv, or say where it is: PYTHON=/path/to/python3.11)"
-}
-
 make_venv() {
     local extra wanted found error missing=""
     wanted=$(cat "$root/setup.cfg" "$root/pyproject.toml" "$root/scripts/venv.sh" <(echo "$root") | cksum)
     for extra in "$@"; do
-        [ "$(cat "$root/.venv/autobyte-$extra" 2>/dev/null)" = "$wanted" ] || missing=yes
+        [ "$(cat "$venv/autobyte-$extra" 2>/dev/null)" = "$wanted" ] || missing=yes
     done
     if [ -z "$missing" ] && "$python" -c "" 2>/dev/null; then
         return
     fi
     if ! "$python" -m pip --version >/dev/null 2>&1; then
-        found=$(find_python) || exit
-        echo "autobyte: making .venv with $("$found" --version) ($found)"
-        "$found" -m venv --clear "$root/.venv"
+        found=$("$root/scripts/find_python.sh" 3.11 3.10 3.9 3.12) \
+            || fail "needs Python 3.9 to 3.12 with its venv module, which MXNet 1.9.1 supports; found none (install" \
+                "python3.11 and python3.11-venv, or say where it is: PYTHON=/path/to/python3.11)"
+        echo "autobyte: making ${venv##*/} with $("$found" --version) ($found)"
+        "$found" -m venv --clear "$venv"
     fi
-    echo "autobyte: installing AutoByte and what it needs ($*) into .venv"
+    echo "autobyte: installing AutoByte and what it needs ($*) into ${venv##*/}"
     "$python" -m pip install -qq --disable-pip-version-check --editable "$root[$(IFS=,; echo "$*")]" \
         || fail "installing failed; see pip's message above"
     if [[ " $* " == *" mxnet "* ]]; then
@@ -50,7 +36,7 @@ make_venv() {
             || fail "MXNet cannot be imported: ${error##*$'\n'} (of the system it needs libgomp1 and libquadmath0)"
     fi
     for extra in "$@"; do
-        echo "$wanted" >"$root/.venv/autobyte-$extra"
+        echo "$wanted" >"$venv/autobyte-$extra"
     done
 }
 

@@ -18,12 +18,12 @@ import mxnet  # noqa: E402
 
 compatibility.check_version(mxnet.__version__)
 
-from ps.mxnet import hooks, kvstore, trainer  # noqa: E402
+from ps.mxnet import hooks, names, trainer  # noqa: E402
 from ps.mxnet.broadcast import broadcast_parameters  # noqa: E402
 from ps.mxnet.connection import close  # noqa: E402
 
 __all__ = ["broadcast_parameters", "close"]
 
-kvstore.register()
+names.register()
 hooks.install()
 trainer.install()

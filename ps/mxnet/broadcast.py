@@ -13,6 +13,7 @@ import numpy as np
 
 from ps.errors import AutoByteError
 from ps.mxnet.connection import connect
+from ps.mxnet.sparse import all_rows
 
 __all__ = ["broadcast_parameters"]
 
@@ -71,12 +72,13 @@ def broadcast_parameters(params: Any, root_rank: int = 0) -> None:
     }
     with mx.autograd.pause():
         for name, handle in handles.items():
-            value = handle.wait()
+            value: Any = handle.wait()
             for copy in arrays[name]:
-                mx.nd.array(value, dtype=copy.dtype).copyto(copy.as_nd_ndarray())  # copy[:] fails on a layout of oneDNN
+                source = all_rows(value) if copy.stype == "row_sparse" else mx.nd.array(value, dtype=copy.dtype)
+                source.copyto(copy.as_nd_ndarray())  # copy[:] fails on a layout of oneDNN
     for param in params.values():
         if getattr(param, "grad_req", "") == "null":
-            connection.keep_own(param.list_data())
+            connection.keep_own(_arrays(param))
 
 
 def _arrays(param: Any) -> list[Any]:
@@ -84,7 +86,7 @@ def _arrays(param: Any) -> list[Any]:
     if isinstance(param, mx.nd.NDArray):
         return [param]
     try:
-        return list(param.list_data())
+        return list(param._check_and_get(param._data, list))  # list_data() refuses row-sparse parameters
     except mx.gluon.parameter.DeferredInitializationError:
         raise AutoByteError(
             f"broadcast_parameters: the shape of {param.name!r} is not known yet ({param.shape}): run one forward"

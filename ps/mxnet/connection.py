@@ -8,13 +8,13 @@ never because a store was dropped.
 from __future__ import annotations
 
 import logging
-import sys
 import time
 from typing import Any, Callable, Iterable, Mapping, Optional, Sequence
 
 from numpy.typing import NDArray
 
 from ps.errors import AutoByteError, Closed
+from ps.exit_hook import uncaught_error
 from ps.messages import SpanKind, TensorSpec
 from ps.mxnet import engine
 from ps.mxnet.errors import for_mxnet, raised_for_mxnet
@@ -167,8 +167,7 @@ class Connection:
         """Finish what is under way, then leave the job. After an uncaught exception: leave at once, as failed."""
         if self._unusable:
             return
-        error = getattr(sys, "last_value", None)
-        reason = "" if error is None else f"worker {self.worker.rank}: {type(error).__name__}: {error}"
+        reason = uncaught_error(self.worker.rank)
         if not engine.drain(FAILED_EXIT_SECONDS if reason else 2 * self.worker.deadline_seconds):
             reason = reason or f"worker {self.worker.rank} ended with operations under way"
         self.disable("this process has left the job")

@@ -1,8 +1,8 @@
 """The KVStore that Gluon's Trainer, Module and Estimator talk to.
 
-Registered with MXNet as ``dist_sync_autobyte``, ``dist_autobyte`` (the same) and ``dist_async_autobyte``. It is a
-subclass of ``mx.kvstore.KVStore``, because MXNet asks for that class in places, but it has no native store behind it:
-every public method is replaced.
+Registered with MXNet as ``dist_sync_autobyte`` (``dist_autobyte`` and ``dist_device_sync_autobyte`` are the same) and
+``dist_async_autobyte``. It is a subclass of ``mx.kvstore.KVStore``, because MXNet asks for that class in places, but it
+has no native store behind it: every public method is replaced.
 
 A store only puts work into the engine's order: gradient -> stage, the transfer, stage -> output
 (:mod:`ps.mxnet.stage`, :mod:`ps.mxnet.connection`). Nothing blocks but ``init``, ``barrier`` and what is said to the
@@ -25,35 +25,25 @@ from typing import Any, Callable, Iterable, Iterator, Mapping, NoReturn, Optiona
 
 import mxnet as mx
 import numpy as np
+from mxnet.ndarray.sparse import BaseSparseNDArray
 
 from ps.codecs import Codec
-from ps.errors import AutoByteError
 from ps.messages import Mode, SpanKind, TensorSpec
 from ps.mxnet import sparse
 from ps.mxnet.arguments import Key, pairs
 from ps.mxnet.compression import codec_for, codec_from
 from ps.mxnet.connection import connect
-from ps.mxnet.errors import TensorError, for_mxnet, raised_for_mxnet
+from ps.mxnet.entries import Entries, Entry
+from ps.mxnet.errors import TensorError, raised_for_mxnet
 from ps.mxnet.optimizer_client import StoreOptimizer
 from ps.mxnet.sparse import OrderStage
-from ps.mxnet.stage import Stage, deliver, new_stage
+from ps.mxnet.stage import deliver, new_stage
 from ps.rows import Ids
 from ps.worker import DTYPES, Worker
 
-__all__ = ["AutoByteKVStore", "register"]
+__all__ = ["AutoByteKVStore"]
 
 log = logging.getLogger("autobyte.mxnet")
-
-
-class _Entry:
-    """A key of one store, initialised or about to be."""
-
-    __slots__ = ("spec", "stage", "error")
-
-    def __init__(self, spec: TensorSpec, stage: Stage) -> None:
-        self.spec = spec
-        self.stage = stage
-        self.error: Optional[AutoByteError] = None  #: why it could not be initialised
 
 
 class AutoByteKVStore(mx.kvstore.KVStore):  # type: ignore[misc]
@@ -85,7 +75,7 @@ class AutoByteKVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         self._codec: Optional[Codec] = None
         self._connection = connect()
         self._number = next(self._numbers)
-        self._entries: dict[Key, _Entry] = {}
+        self._entries = Entries(self.rank)
         self._optimizer = StoreOptimizer(self._connection.worker, f"store{self._number}")
         self._stale: frozenset[int] = frozenset()  #: ids of gradients that are not pushed (ps.mxnet.trainer)
         self._values: Optional[dict[Key, Any]] = None  #: the keys' values where the workers update them
@@ -139,7 +129,7 @@ class AutoByteKVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         TensorError
             The key was initialised before, or the ranks disagree about it; the text names the key and the ranks.
         """
-        entries = self._new_entries("init", key, value)
+        entries = self._entries.new("init", key, value, self._new_entry)
         values = {}
         for entry in entries.values():
             entry.stage.array.wait_to_read()
@@ -148,7 +138,7 @@ class AutoByteKVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         for entry in entries.values():
             if isinstance(entry.stage, OrderStage):
                 entry.stage.forget_value()
-        self._entries.update(entries)
+        self._entries.add(entries)
 
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
         """Initialise keys, and write rank 0's values to ``out``, on every rank, without waiting for it.
@@ -160,8 +150,8 @@ class AutoByteKVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         that uses the key.
         """
         outputs = dict(pairs("broadcast", key, out))
-        for name, entry in self._new_entries("broadcast", key, value).items():
-            self._entries[name] = entry
+        for name, entry in self._entries.new("broadcast", key, value, self._new_entry).items():
+            self._entries.add({name: entry})
             self._connection.begin_init(entry.spec, entry.stage, functools.partial(setattr, entry, "error"))
             wanted = [array for array in outputs[name] if not self._connection.is_own(array)]
             if self.rank != 0 or isinstance(entry.stage, OrderStage):
@@ -182,7 +172,7 @@ class AutoByteKVStore(mx.kvstore.KVStore):  # type: ignore[misc]
             Larger is more urgent; Trainer passes minus the parameter's index.
         """
         for name, values in pairs("push", key, value):
-            self._push(SpanKind.PUSH, name, self._entry("push", name, values), values, priority)
+            self._push(SpanKind.PUSH, name, self._entries.find("push", name, values), values, priority)
 
     def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> None:
         """Write the key's value to ``out``, and nothing else: what this worker's earlier operations left, or round 0's.
@@ -199,7 +189,7 @@ class AutoByteKVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         for name, outputs in pairs("pull", key, out):
             if ignore_sparse:
                 outputs = [output for output in outputs if output.stype == "default"]
-            self._pull(name, self._entry("pull", name, outputs, any_dtype=True), outputs, priority)
+            self._pull(name, self._entries.find("pull", name, outputs, any_dtype=True), outputs, priority)
 
     def row_sparse_pull(self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None) -> None:
         """Write some rows of the key's value to row-sparse ``out``; only these rows travel. It waits for the ids.
@@ -224,7 +214,7 @@ class AutoByteKVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         ids = dict(pairs("row_sparse_pull", key, row_ids)) if several else {}
         with mx.autograd.pause():
             for name, outputs in inputs:
-                entry = self._entry("row_sparse_pull", name, outputs, any_dtype=True)
+                entry = self._entries.find("row_sparse_pull", name, outputs, any_dtype=True)
                 wanted = ids[name] if several else row_ids
                 for rows, takers in sparse.ids_by_output(
                     f"row_sparse_pull({name!r})", outputs, wanted, entry.spec.shape
@@ -235,9 +225,10 @@ class AutoByteKVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         """Push ``value`` and write the key's new value, the sum over all workers, to ``out``, by default ``value``."""
         inputs = pairs("pushpull", key, value)
         outputs = dict(inputs if out is None else pairs("pushpull", key, out))
-        entries = {name: self._entry("pushpull", name, values) for name, values in inputs}
+        entries = {name: self._entries.find("pushpull", name, values) for name, values in inputs}
         for name, values in inputs:
-            self._entry("pushpull", name, outputs[name], any_dtype=True)
+            if out is not None:
+                self._entries.find("pushpull", name, outputs[name], any_dtype=True)
             self._push(SpanKind.PUSH_PULL, name, entries[name], values, priority)
         for name, entry in entries.items():
             self._deliver(name, entry, outputs[name])
@@ -284,7 +275,7 @@ class AutoByteKVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         """
         self._connection.drain()
         with raised_for_mxnet():
-            self._optimizer.set(optimizer, self._specs())
+            self._optimizer.set(optimizer, self._entries.specs())
         self._updater = self._optimizer
         self._values = None
 
@@ -298,7 +289,7 @@ class AutoByteKVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         """
         self._connection.drain()
         with raised_for_mxnet():
-            self._optimizer.save(fname, self._specs(), dump_optimizer)
+            self._optimizer.save(fname, self._entries.specs(), dump_optimizer)
 
     def load_optimizer_states(self, fname: str) -> None:
         """Restore what ``save_optimizer_states`` wrote, by any number of servers. Collective: all ranks, the same file.
@@ -310,10 +301,7 @@ class AutoByteKVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         """
         self._connection.drain()
         with raised_for_mxnet():
-            self._optimizer.load(fname, self._specs())
-
-    def _specs(self) -> dict[Key, TensorSpec]:
-        return {key: entry.spec for key, entry in self._entries.items() if entry.error is None}
+            self._optimizer.load(fname, self._entries.specs())
 
     def set_gradient_compression(self, compression_params: Mapping[str, Any]) -> None:
         """Encode what is pushed to the keys that are initialised from now on (docs/compression.md).
@@ -341,12 +329,12 @@ class AutoByteKVStore(mx.kvstore.KVStore):  # type: ignore[misc]
 
     # ---------------------------------------------------------------------------------------- details
 
-    def _push(self, kind: SpanKind, name: Key, entry: _Entry, values: Sequence[Any], priority: int) -> None:
+    def _push(self, kind: SpanKind, name: Key, entry: Entry, values: Sequence[Any], priority: int) -> None:
         value = None if self._values is None else self._value(name, entry, priority)
         fresh = [array for array in values if id(array) not in self._stale] if self._stale else values
         settings = self._optimizer.settings(name) if fresh else self._optimizer.absent()
         with mx.autograd.pause():
-            if isinstance(entry.stage, OrderStage) or any(array.stype != "default" for array in values):
+            if isinstance(entry.stage, OrderStage) or any(isinstance(array, BaseSparseNDArray) for array in values):
                 self._refuse_updater("push", name)
                 sparse.push_rows(self._connection, entry.spec, entry.stage.array, fresh, priority, settings)
                 return
@@ -360,13 +348,15 @@ class AutoByteKVStore(mx.kvstore.KVStore):  # type: ignore[misc]
             if value is not None:
                 self._updater(name, entry.stage.array, value)
 
-    def _pull(self, name: Key, entry: _Entry, outputs: Sequence[Any], priority: int) -> None:
+    def _pull(self, name: Key, entry: Entry, outputs: Sequence[Any], priority: int) -> None:
         """Write the key's value to ``outputs`` of any storage type."""
-        dense = [output for output in outputs if output.stype == "default"]
+        dense = [output for output in outputs if not isinstance(output, BaseSparseNDArray)]
         with mx.autograd.pause():
             if len(dense) < len(outputs):
                 rows = np.arange(entry.spec.shape[0])
-                self._pull_rows(entry, rows, [output for output in outputs if output.stype != "default"], priority)
+                self._pull_rows(
+                    entry, rows, [output for output in outputs if isinstance(output, BaseSparseNDArray)], priority
+                )
             if dense and isinstance(entry.stage, OrderStage):
                 deliver(sparse.pull_dense(self._connection, entry.spec, entry.stage.array, priority), dense)
             elif dense:
@@ -376,7 +366,7 @@ class AutoByteKVStore(mx.kvstore.KVStore):  # type: ignore[misc]
                     self._value(name, entry, priority)
                 self._deliver(name, entry, dense)
 
-    def _pull_rows(self, entry: _Entry, ids: Ids, outputs: Sequence[Any], priority: int) -> None:
+    def _pull_rows(self, entry: Entry, ids: Ids, outputs: Sequence[Any], priority: int) -> None:
         self._refuse_updater("row_sparse_pull", entry.spec.name)
         deliver(sparse.pull_rows(self._connection, entry.spec, entry.stage.array, ids, priority), outputs)
 
@@ -386,11 +376,12 @@ class AutoByteKVStore(mx.kvstore.KVStore):  # type: ignore[misc]
                 f"{verb}({name!r}): set_updater is for dense arrays; use set_optimizer for row-sparse ones"
             )
 
-    def _deliver(self, name: Key, entry: _Entry, outputs: Sequence[Any]) -> None:
-        with mx.autograd.pause():
-            deliver(entry.stage.array if self._values is None else self._values[name], outputs)
+    def _deliver(self, name: Key, entry: Entry, outputs: Sequence[Any]) -> None:
+        if outputs:
+            with mx.autograd.pause():
+                deliver(entry.stage.array if self._values is None else self._values[name], outputs)
 
-    def _value(self, name: Key, entry: _Entry, priority: int) -> Any:
+    def _value(self, name: Key, entry: Entry, priority: int) -> Any:
         """Return the value of a key that the workers update."""
         assert self._values is not None
         if name not in self._values:
@@ -399,59 +390,14 @@ class AutoByteKVStore(mx.kvstore.KVStore):  # type: ignore[misc]
                 self._values[name] = entry.stage.array.copy()
         return self._values[name]
 
-    def _new_entries(self, verb: str, key: Any, value: Any) -> dict[Key, _Entry]:
-        """Return an entry with its first value on its way to the stage, for each key."""
-        if isinstance(key, (list, tuple)) and len(set(key)) < len(key):
-            raise TensorError(f"{verb}: a key is given twice in {key!r}")
-        entries = {}
-        for name, values in pairs(verb, key, value):
-            present = self._entries.get(name)
-            if present is not None and present.error is None:
-                raise TensorError(
-                    f"{verb}({name!r}): worker {self.rank} has initialised this key before; its value is unchanged"
-                )
-            entries[name] = _Entry(self._spec(verb, name, values[0]), self._new_stage(values[0]))
-        with mx.autograd.pause():
-            for (_, values), entry in zip(pairs(verb, key, value), entries.values()):
-                entry.stage.fill(values[:1])
-        return entries
-
-    def _new_stage(self, value: Any) -> Stage:
-        if value.stype == "default":
-            return new_stage(value, self.worker.allocate)
-        return OrderStage(value, gives_value=self.rank == 0)
-
-    def _spec(self, verb: str, name: Key, value: Any) -> TensorSpec:
+    def _new_entry(self, verb: str, name: Key, value: Any) -> Entry:
+        """Return an entry for a key with values such as ``value``."""
         dtype = np.dtype(value.dtype).name
         if dtype not in DTYPES:
             raise TensorError(f"{verb}({name!r}): dtype {dtype} cannot be summed; use one of {sorted(DTYPES)}")
         codec = codec_for(self._codec, np.dtype(dtype))
         wire_name, whole = f"store{self._number}[{name!r}]", self._optimizer.whole
-        return TensorSpec(wire_name, value.shape, dtype, self._mode, sparse.storage(value), whole, codec)
-
-    def _entry(self, verb: str, name: Key, arrays: Sequence[Any], any_dtype: bool = False) -> _Entry:
-        """Return the entry of a key; raise where ``arrays`` do not fit it."""
-        entry = self._entries.get(name)
-        if entry is None:
-            known = ", ".join(map(repr, list(self._entries)[:8])) or "none"
-            raise TensorError(
-                f"{verb}({name!r}): worker {self.rank} has not initialised this key (it has: {known});"
-                " call init or broadcast on every rank first"
-            )
-        if entry.error is not None:
-            raise for_mxnet(entry.error)
-        spec, dtype = entry.spec, entry.stage.memory.dtype
-        for array in arrays:
-            if array.shape != spec.shape or not (any_dtype or dtype == array.dtype):
-                raise TensorError(
-                    f"{verb}({name!r}): worker {self.rank} gave shape {array.shape} and dtype {np.dtype(array.dtype)};"
-                    f" the key was initialised with shape {spec.shape} and dtype {spec.dtype}"
-                )
-        return entry
-
-
-def register() -> None:
-    """Make ``mx.kv.create`` and Trainer know the stores by name."""
-    registry = mx.kvstore.KVStoreBase.kv_registry
-    registry["dist_sync_autobyte"] = registry["dist_autobyte"] = AutoByteKVStore
-    registry["dist_async_autobyte"] = functools.partial(AutoByteKVStore, Mode.ASYNC)
+        spec = TensorSpec(wire_name, value.shape, dtype, self._mode, sparse.storage(value), whole, codec)
+        if value.stype == "default":
+            return Entry(spec, new_stage(value, self.worker.allocate))
+        return Entry(spec, OrderStage(value, gives_value=self.rank == 0))

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ps.errors import SettingsError
-from ps.messages import Mode, Shard, Tensor
+from ps.messages import Mode, Shard, Storage, Tensor
 from ps.mxnet.description import (
     EVOLVING,
     Description,
@@ -44,6 +44,9 @@ _OWNS_GRADIENT = frozenset(["adadelta", "lbsgd"])
 _LAZY = frozenset(["sgd", "ccsgd", "adam", "adagrad", "ftrl", "groupadagrad"])
 #: Parameters that change no state's shape or number.
 _ALWAYS_ALIKE = frozenset(["lr", "wd", "rescale_grad", "clip_gradient"])
+
+#: A book has a value and one or two accumulators.
+MAX_BUFFERS = 4
 
 _settings_decoder = msgspec.msgpack.Decoder(KeySettings)
 
@@ -82,6 +85,7 @@ class ShardUpdater:
         self._template: Any = None  # a state, for its structure
         self._slots: list[Any] = []  # of MXNet's, over the memory
         self._memory: list[Array] = []
+        self._buffers: dict[int, tuple[Array, Any]] = {}  # of the book, by id, and MXNet's arrays over them
         self._filled = shard.start  # up to here elements have a state
         self._offset = 0
         self._seen = 0
@@ -138,8 +142,8 @@ class ShardUpdater:
                 " set it before the keys are initialised"
             )
         self._begin(version)
-        gradient_array = mx.nd.array(gradient, dtype=gradient.dtype) if self._copies_gradient else _wrap(gradient)
-        weight_array = _wrap(weight)
+        gradient_array = mx.nd.array(gradient, dtype=gradient.dtype) if self._copies_gradient else self._view(gradient)
+        weight_array = self._view(weight)
         if self.whole:
             shape = self._tensor.spec.shape
             gradient_array, weight_array = gradient_array.reshape(shape), weight_array.reshape(shape)
@@ -155,7 +159,8 @@ class ShardUpdater:
         if self.whole:
             weight_array = weight_array.reshape(self._tensor.spec.shape)
         state = self._state(self.start, self.stop, weight_array)
-        if not self._lazy and self.description.name in _LAZY:
+        dense_weight = self._tensor.spec.stype is Storage.DEFAULT and not self.whole
+        if not self._lazy and (dense_weight or self.description.name in _LAZY):
             sparse = mx.nd.sparse.row_sparse_array((gradient, ids), shape=weight.shape, dtype=weight.dtype)
             slots = (slot.reshape(weight.shape) for slot in self._slots)
             self._apply(sparse, weight_array.reshape(weight.shape), _rebuild(self._template, slots))
@@ -176,10 +181,14 @@ class ShardUpdater:
     @property
     def _lazy(self) -> bool:
         """Whether MXNet leaves rows alone that have no gradient."""
-        name, half = self.description.name, self._tensor.spec.dtype == "float16"
-        if half or name not in _LAZY:
+        name, spec = self.description.name, self._tensor.spec
+        if spec.dtype == "float16":
             return False
-        return bool(getattr(self._optimizer, "lazy_update", True))
+        if name == "nag":  # without momentum MXNet calls sgd's update
+            return not self._optimizer.momentum
+        if name == "ftrl" and spec.stype is Storage.DEFAULT:
+            return False
+        return name in _LAZY and bool(getattr(self._optimizer, "lazy_update", True))
 
     # ------------------------------------------------------------------------------------------ states
 
@@ -266,6 +275,21 @@ class ShardUpdater:
         self._updater(self._index, gradient, weight)
         mx.nd.waitall()  # nothing is left to wait for under the server's NaiveEngine
 
+    def _view(self, values: Array) -> Any:
+        """Return an MXNet array over the memory of ``values``: where that is a part of a book's buffer, a slice."""
+        root = values
+        while isinstance(root.base, np.ndarray):
+            root = root.base
+        if root.ndim != 1 or root.size != self.stop - self.start or root.dtype != values.dtype:
+            return _wrap(values)
+        known = self._buffers.get(id(root))
+        if known is None:
+            if len(self._buffers) >= MAX_BUFFERS:
+                self._buffers.clear()
+            known = self._buffers[id(root)] = (root, _wrap(root))
+        offset = (_address(values) - _address(root)) // values.itemsize
+        return known[1]._slice(offset, offset + values.size)
+
     def _shape(self) -> tuple[int, ...]:
         return self._tensor.spec.shape if self.whole else (self.stop - self.start,)
 
@@ -294,7 +318,7 @@ class ShardUpdater:
             self._filled = stop
         if self.whole:
             return _rebuild(self._template, iter(self._slots))
-        slices = (slot[start - self.start : stop - self.start] for slot in self._slots)
+        slices = (slot._slice(start - self.start, stop - self.start) for slot in self._slots)
         return _rebuild(self._template, slices)
 
 
@@ -317,6 +341,10 @@ def _row_sparse(rows: Array) -> Any:
 
 def _some_rows(table: Array, ids: NDArray[np.int64]) -> Any:
     return _row_sparse(table[ids])
+
+
+def _address(values: Array) -> int:
+    return int(values.__array_interface__["data"][0])
 
 
 def _rebuild(template: Any, arrays: Iterator[Any]) -> Any:

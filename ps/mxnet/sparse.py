@@ -33,7 +33,7 @@ from ps.mxnet.stage import Stage
 from ps.operation import Operation
 from ps.rows import Ids, add_up, merge, records, row_ids, rows_of
 
-__all__ = ["OrderStage", "ids_by_output", "pull_dense", "pull_rows", "push_rows", "storage"]
+__all__ = ["OrderStage", "all_rows", "ids_by_output", "pull_dense", "pull_rows", "push_rows", "storage"]
 
 Array = NDArray[Any]
 
@@ -72,6 +72,11 @@ class OrderStage(Stage):
     def forget_value(self) -> None:
         """Keep the first value no longer: the servers have it."""
         self.memory = self._zeros
+
+
+def all_rows(values: Array) -> Any:
+    """Return a row-sparse array of all rows of ``values``, those of zeros too, as MXNet wants a weight to have them."""
+    return mx.nd.sparse.row_sparse_array((values, np.arange(len(values))), shape=values.shape, dtype=values.dtype)
 
 
 def push_rows(

@@ -79,13 +79,13 @@ class Stage:
 
 
 def deliver(source: Any, outputs: Sequence[Any]) -> None:
-    """Have the engine copy ``source`` to each of ``outputs``; to other GPUs by way of the first one."""
-    via = source
-    for output in outputs:
-        output = output.as_nd_ndarray()
-        via.copyto(output)
-        if via is source and output.context.device_type == "gpu" and output.dtype == source.dtype:
-            via = output
+    """Have the engine copy ``source`` to each of ``outputs``, of which there is one; by way of it if it is a GPU's."""
+    first, *others = (output.as_nd_ndarray() for output in outputs)
+    source.copyto(first)
+    if others and first.context.device_type == "gpu" and first.dtype == source.dtype:
+        source = first
+    for output in others:
+        source.copyto(output)
 
 
 def new_stage(like: Any, allocate: Callable[[int, np.dtype[Any]], NDArray[Any]]) -> Stage:

@@ -122,7 +122,8 @@ def test_a_contradiction_names_the_variable_and_both_values_on_both_sides(
         assert "RegistrationRefused: refused by the scheduler at 127.0.0.1" in last_line(worker.stderr)
         assert expected in last_line(worker.stderr)
         assert cluster.finish(timeout=10.0) == [1, 1]
-        assert cluster.scheduler is not None and cluster.scheduler.stderr.count(expected) == 1
+        assert cluster.scheduler is not None and cluster.scheduler.stderr.count(expected) == 2
+        assert f"did not register; the last one refused: {expected}" in last_line(cluster.scheduler.stderr)
 
 
 def test_another_protocol_version_is_refused() -> None:
@@ -142,6 +143,22 @@ def test_a_job_that_does_not_start_says_who_is_missing() -> None:
         assert cluster.finish() == [1, 1]
         for process in (cluster.scheduler, *cluster.servers):
             assert process is not None and expected in last_line(process.stderr)
+
+
+def test_who_speaks_another_protocol_before_the_start_is_said_to_be_mxnets_own_store() -> None:
+    with Cluster(env={"AUTOBYTE_START_SECONDS": "3"}) as cluster, zmq.Context() as context:
+        stranger = context.socket(zmq.DEALER)
+        stranger.setsockopt(zmq.LINGER, 0)
+        stranger.connect(f"tcp://127.0.0.1:{cluster.port}")
+        stranger.send_multipart([b"ps-lite", b"node"])
+        stranger.send(b"again")
+        expected = "is `import ps.mxnet` missing in the script, or the store's name misspelt?"
+        assert cluster.scheduler is not None
+        cluster.scheduler.wait_for("WARNING a process sends messages that are not AutoByte's, as MXNet's own store")
+        stranger.close()
+        assert cluster.finish(timeout=10.0) == [1, 1]
+        assert cluster.scheduler.stderr.count(expected) == 2
+        assert expected in last_line(cluster.scheduler.stderr)
 
 
 def test_without_a_scheduler_a_worker_names_host_and_port() -> None:
@@ -331,6 +348,35 @@ def test_a_worker_that_ends_by_sys_exit_without_an_error_has_ended_well() -> Non
     with Cluster(workers=1) as cluster:
         cluster.run("import sys, ps\nwith ps.Worker():\n    sys.exit()")
         assert cluster.finish() == [0, 0]
+
+
+def test_a_script_that_closes_nothing_ends_well_after_what_is_pending() -> None:
+    source = """
+        import numpy as np, ps
+        worker = ps.Worker()
+        worker.init({"a": np.zeros(1 << 20, np.float32)})
+        for _ in range(8):
+            worker.push_pull("a", np.ones(1 << 20, np.float32))
+    """
+    with Cluster() as cluster:
+        cluster.run(source)
+        assert cluster.finish() == [0, 0]
+
+
+def test_a_script_that_closes_nothing_and_fails_is_named_with_its_error_at_once() -> None:
+    source = """
+        import numpy as np, ps
+        worker = ps.Worker()
+        worker.init({"a": np.zeros(3, np.float32)})
+        if worker.rank == 1:
+            raise RuntimeError("broken by hand")
+        worker.push_pull("a", np.ones(3, np.float32)).wait()
+    """
+    with Cluster() as cluster:
+        cluster.run(source, timeout=15.0, check=False)
+        assert cluster.scheduler is not None
+        assert cluster.finish() == [1, 1]
+        assert "ended with an error: worker 1: RuntimeError: broken by hand" in last_line(cluster.scheduler.stderr)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -225,10 +225,7 @@ with ps.Worker() as worker:
     def done(error):
         errors.append(error)
         ended.set()
-    def forge():
-        from ps.communication import _Key
-        worker._loop._keys[77] = _Key(forged)
-    worker._loop.post(forge)
+    worker._loop.post(lambda: worker._loop._exchange.add(forged))
     worker.submit(Operation(forged, SpanKind.PULL, None, np.zeros(3, "float32"), 0, done))
     assert ended.wait(10) and isinstance(errors[0], ps.TensorError) and "77" in str(errors[0]), errors
     worker.barrier()

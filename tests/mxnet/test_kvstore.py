@@ -15,10 +15,18 @@ def ones(*shape, **options):
 
 
 def test_mxnet_creates_it_by_each_of_its_names(worker):
-    for name in ("dist_sync_autobyte", "dist_autobyte", "Dist_AutoByte"):
+    for name in ("dist_sync_autobyte", "dist_autobyte", "dist_device_sync_autobyte", "Dist_AutoByte"):
         store = mx.kv.create(name)
         assert isinstance(store, mx.kvstore.KVStore)
         assert (store.type, store.rank, store.num_workers) == ("dist_sync_autobyte", 0, 2)
+
+
+@pytest.mark.parametrize("name", ["autobyte", "dist_autobyte_sync", "dist_sync_AutoBytes"])
+def test_a_name_that_is_nearly_one_of_ours_is_an_error_that_lists_them(name):
+    names = "'dist_sync_autobyte', 'dist_autobyte', 'dist_device_sync_autobyte', 'dist_async_autobyte'"
+    with pytest.raises(mx.MXNetError) as caught:
+        mx.kv.create(name)
+    assert str(caught.value) == f"there is no store {name!r}; AutoByte's are {names}"
 
 
 def test_the_asynchronous_store_says_so(worker):
@@ -28,15 +36,13 @@ def test_the_asynchronous_store_says_so(worker):
     assert [tensor.spec.mode for tensor in worker.tensors.values()] == [Mode.ASYNC]
 
 
-def test_it_has_no_optimizer(store):
-    assert not store.is_capable("optimizer")
-    for call in (
-        lambda: store.set_optimizer(mx.optimizer.SGD()),
-        lambda: store.save_optimizer_states("file"),
-        lambda: store.load_optimizer_states("file"),
-    ):
-        with pytest.raises(NotImplementedError, match="update_on_kvstore=False"):
-            call()
+def test_it_can_update_but_has_no_states_before_an_optimizer_is_set(store):
+    assert store.is_capable("optimizer")
+    with pytest.raises(ValueError, match="unknown capability 'flight'"):
+        store.is_capable("flight")
+    for call in (store.save_optimizer_states, store.load_optimizer_states):
+        with pytest.raises(mx.MXNetError, match="no optimizer is set: call set_optimizer first"):
+            call("file")
 
 
 def test_every_public_method_is_its_own(store):

@@ -9,7 +9,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from ps.messages import Shard, Tensor, TensorSpec
+from ps.messages import Shard, Storage, Tensor, TensorSpec
 from ps.mxnet import description as d
 from ps.mxnet.optimizer import ShardUpdater
 
@@ -96,16 +96,21 @@ def test_updates_of_ranges_have_the_bits_of_updates_of_the_whole(
         ("ftrl", {}),
         ("groupadagrad", {}),
         ("rmsprop", {}),
+        ("nag", {"wd": 0.01}),
     ],
 )
-def test_updates_of_rows_have_the_bits_of_mxnets_row_sparse_updates(name: str, arguments: dict[str, Any]) -> None:
+@pytest.mark.parametrize("stype", list(Storage))
+def test_updates_of_rows_have_the_bits_of_mxnets_row_sparse_updates(
+    stype: Storage, name: str, arguments: dict[str, Any]
+) -> None:
     optimizer = mx.optimizer.create(name, learning_rate=0.1, **arguments)
-    tensor = Tensor(0, TensorSpec("t", (9, 4), "float32", whole=d.needs_whole_tensors(optimizer)), [Shard(0, 0, 36)])
+    spec = TensorSpec("t", (9, 4), "float32", stype=stype, whole=d.needs_whole_tensors(optimizer))
+    tensor = Tensor(0, spec, [Shard(0, 0, 36)])
     updater = ShardUpdater(tensor, tensor.shards[0], d.describe(optimizer))
     reference = mx.optimizer.get_updater(optimizer)
     random = np.random.RandomState(2)
     weight = random.randn(9, 4).astype("float32")
-    expected = mx.nd.array(weight).tostype("row_sparse")
+    expected = mx.nd.array(weight).tostype(stype.value)
     for step, ids in enumerate([[0, 3, 8], [3], [], [0, 1, 2, 3, 4, 5, 6, 7, 8], [2, 3]]):
         gradient = random.randn(len(ids), 4).astype("float32")
         sparse = (

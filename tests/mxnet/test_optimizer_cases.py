@@ -193,6 +193,24 @@ def trainer_updates_on_the_servers_by_default_and_may_change_the_batch_size():
     return [optimizing._update_on_kvstore, *results]
 
 
+@case([[0.8], [0.78]])
+def asynchronous_keys_are_updated_by_each_push_and_take_rank_0s_settings():
+    store = mx.kv.create("dist_async_autobyte")
+    optimizer = sgd()
+    store.set_optimizer(optimizer)
+    store.init("w", mx.nd.ones((1,)))
+    results = []
+    for rate in 0.1, 0.01:
+        optimizer.set_learning_rate(rate)
+        for rank in range(2):
+            if store.rank == rank:
+                pushed(store, "w")
+            store.barrier()
+        results.append(pulled(store, "w"))
+        store.barrier()
+    return results
+
+
 def run_all():
     for name, function in CASES.items():
         try:

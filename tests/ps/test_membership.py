@@ -175,6 +175,20 @@ def test_no_answer_names_host_and_port(scheduler: FakeScheduler, context: zmq.Co
     node.close()
 
 
+def test_who_waits_for_the_scheduler_says_so_once(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    scheduler: FakeScheduler,
+    context: zmq.Context[zmq.Socket[bytes]],
+) -> None:
+    monkeypatch.setattr(membership, "STILL_WAITING_SECONDS", 0.1)
+    node = Membership(settings(scheduler.port, start_seconds=1.2), context)
+    with pytest.raises(DeadlineExceeded):
+        node.register()
+    assert caplog.messages == [f"still waiting for the scheduler at localhost:{scheduler.port}"]
+    node.close()
+
+
 def test_no_start_says_that_others_are_missing(
     monkeypatch: pytest.MonkeyPatch, scheduler: FakeScheduler, context: zmq.Context[zmq.Socket[bytes]]
 ) -> None:

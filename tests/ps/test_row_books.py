@@ -131,6 +131,8 @@ def test_a_piece_that_was_had_before_is_dropped_and_a_wrong_one_refused(kind: ty
         book.push_rows(0, 2, piece({}), 0.0)
     with pytest.raises(LedgerError, match="elements within 6 to 18"):
         book.push_rows(0, 1, piece({}, 12, 21), 0.0)
+    with pytest.raises(LedgerError, match="pushed elements 12 to 4611686018427387904 .* elements within 6 to 18"):
+        book.push_rows(0, 1, piece({}, 12, 1 << 62), 0.0)
     with pytest.raises(LedgerError, match="a rank below 2"):
         book.push_rows(2, 1, piece({}), 0.0)
 

@@ -168,3 +168,10 @@ def test_what_is_announced_has_to_be_there() -> None:
         server.book.take(1, Span(SpanKind.PUSH, 0, 1, 0, 4, 0), memoryview(b"\0" * 15), 0, 0.0)
     with pytest.raises(LedgerError, match="server 0 has no tensor 7"):
         server.book.take(1, Span(SpanKind.PUSH, 7, 1, 0, 4, 0), memoryview(b"\0" * 16), 0, 0.0)
+
+
+def test_a_first_value_that_comes_with_the_tensor_needs_no_message_of_worker_0() -> None:
+    server = Server()
+    tensor = Tensor(7, TensorSpec("late", (8,), "float32"), [Shard(1, 0, 4), Shard(0, 4, 8)])
+    server.book.add([tensor], [np.arange(8, dtype="float32").tobytes()])
+    assert results(server.send(0, tensor, SpanKind.PULL, 0, 4, None)) == [(0, [4, 5, 6, 7])]

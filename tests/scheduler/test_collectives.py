@@ -148,7 +148,7 @@ def test_init_step_by_step() -> None:
     tensor = Tensor(0, spec, [Shard(0, 0, 4)])
     collectives = job.collectives
     assert job.init(0, "a") == []
-    assert job.init(1, "a") == [Post(Role.SERVER, 0, AddTensors(1, [tensor]))]
+    assert job.init(1, "a") == [Post(Role.SERVER, 0, AddTensors(1, [tensor], [b""]))]
     assert collectives.added(0, TensorsAdded(1)) == [
         Post(Role.WORKER, 0, Declared(1, [tensor])),
         Post(Role.WORKER, 1, Declared(2, [tensor])),
@@ -170,6 +170,22 @@ def test_ranks_may_name_keys_of_one_call_in_different_order() -> None:
     job = Job()
     job.init(0, "a", "b")
     assert ready(job.init(1, "b", "a")) == [0, 1]
+
+
+def test_first_values_that_come_with_the_declaration_go_to_the_servers_with_the_tensor() -> None:
+    collectives = Collectives(2, 1, Tensors(2, Placement(1)), deadline_seconds=10.0)
+    spec = TensorSpec("a", (2,), "float32")
+    assert collectives.declare(1, Declare(1, [spec], True, [b"ignored"]), 0.0) == []
+    (post,) = collectives.declare(0, Declare(1, [spec], True, [b"12345678"]), 0.0)
+    assert isinstance(post.message, AddTensors)
+    assert post.message.first_values == [b"12345678"]
+    assert ready(collectives.added(0, TensorsAdded(1))) == [0, 1]
+
+
+def test_a_first_value_of_another_size_is_refused() -> None:
+    collectives = Collectives(2, 1, Tensors(2, Placement(1)), deadline_seconds=10.0)
+    posts = collectives.declare(0, Declare(1, [TensorSpec("a", (2,), "float32")], True, [b"1234567"]), 0.0)
+    assert text(posts, 0) == "init: 'a': a first value of 7 bytes for (2,) float32"
 
 
 def test_an_init_of_nothing_is_complete() -> None:
