@@ -113,6 +113,11 @@ class Transfer:
         self.next_range: Optional[tuple[int, int]] = None
         self.next_bytes = 0  #: payload bytes of the next partition
 
+    @property
+    def next_charge(self) -> int:
+        """What the next partition takes of credit and fusion, in bytes."""
+        return self.next_bytes // self.bytes_per_credit
+
     def advance(self) -> bool:
         """Go on to the next partition; False when there is none."""
         following = next(self.ranges, None)
@@ -261,7 +266,7 @@ class Link:
         if not self._queue:
             return False
         in_flight, credit = self.in_flight_bytes, self.credit_bytes
-        return not in_flight or (in_flight < credit and self._queue[0][2].next_bytes <= credit)
+        return not in_flight or (in_flight < credit and self._queue[0][2].next_charge <= credit)
 
     def put(self, transfer: Transfer, now: float) -> None:
         """Queue a transfer. One without ranges is done already, and vanishes."""
@@ -322,9 +327,8 @@ class Link:
                     break
             if len(spans) >= max_spans:
                 break
-            following = queue[0][2]
-            next_bytes = following.next_bytes // following.bytes_per_credit
-            if next_bytes and charged_bytes + next_bytes > fusion_bytes:
+            next_charge = queue[0][2].next_charge
+            if next_charge and charged_bytes + next_charge > fusion_bytes:
                 break
         message = Message(
             self._next_seq, spans, parts, payload_bytes + MESSAGE_BYTES, charged_bytes + MESSAGE_BYTES, now

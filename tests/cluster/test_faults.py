@@ -148,7 +148,7 @@ with ps.Worker() as worker:
     assert min(lost.values()) > 0, lost
     assert worker.statistics()["messages_resent"] > 0
 """
-    env = {"AUTOBYTE_PARTITION_BYTES": "30000", "AUTOBYTE_CREDIT_BYTES": "200000"}
+    env = {"AUTOBYTE_PARTITION_BYTES": "30000", "AUTOBYTE_CREDIT_BYTES": "32000"}
     with Cluster(workers=2, servers=2, env=env) as cluster:
         cluster.run(source, timeout=50)
         assert cluster.finish() == [0, 0, 0]
