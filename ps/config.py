@@ -13,7 +13,9 @@ ByteScheduler's (SOSP 2019, sections 3 and 4).
 
 from __future__ import annotations
 
+import difflib
 import enum
+import logging
 import math
 import os
 from typing import Callable, Mapping, Optional, TypeVar
@@ -23,6 +25,8 @@ import msgspec
 from ps.errors import SettingsError
 
 __all__ = ["CommConfig", "Role", "Settings", "COUNT_VARIABLES", "RANK_VARIABLES", "KIB", "MIB", "GIB"]
+
+log = logging.getLogger("autobyte.settings")
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -96,8 +100,20 @@ class _Environment:
 
     def __init__(self, variables: Mapping[str, str]) -> None:
         self._variables = variables
+        self._known: set[str] = set()
+
+    def unknown(self) -> list[str]:
+        """Return a line for each variable that begins like ours and was not looked up."""
+        lines = []
+        for name in sorted(self._variables):
+            if name.startswith("AUTOBYTE_") and name not in self._known:
+                near = difflib.get_close_matches(name, sorted(self._known), n=2, cutoff=0.75)
+                hint = f"did you mean {' or '.join(near)}?" if near else "docs/settings.md has those that there are"
+                lines.append(f"{name} is no setting and has no effect: {hint}")
+        return lines
 
     def get(self, name: str, convert: Callable[[str], _T], default: Optional[_T], expected: str) -> _T:
+        self._known.add(name)
         text = self._variables.get(name, "").strip()
         if not text:
             if default is None:
@@ -162,6 +178,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     def from_env(cls, role: Role, variables: Optional[Mapping[str, str]] = None) -> Settings:
         """Read the settings of a process of ``role`` from ``variables`` (default: ``os.environ``).
 
+        Where it is the process's own environment, a variable that seems to be misspelt is warned of.
+
         Raises
         ------
         SettingsError
@@ -183,7 +201,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         except ValueError as error:
             name, rest = str(error).split(" ", 1)
             raise SettingsError(f"AUTOBYTE_{name.upper()} {rest}") from None
-        return cls(
+        settings = cls(
             role=role,
             root_host=env.get("DMLC_PS_ROOT_URI", str, None, "the scheduler's host name or address"),
             root_port=env.get("DMLC_PS_ROOT_PORT", _integer(1, 65535), None, "the scheduler's port, 1 to 65535"),
@@ -210,3 +228,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
                 "AUTOBYTE_OPTIMIZER_MODULES", _modules, (), "names of Python modules, with commas"
             ),
         )
+        for line in env.unknown() if variables is None else []:
+            log.warning("%s", line)
+        return settings

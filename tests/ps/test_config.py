@@ -88,3 +88,16 @@ def test_a_configuration_out_of_range_cannot_be_made_or_decoded(name: str, value
 
 def test_a_partition_of_one_byte_and_no_fusion_are_allowed() -> None:
     assert CommConfig(partition_bytes=1, fusion_bytes=0).partition_bytes == 1
+
+
+def test_a_misspelt_variable_is_warned_of_with_the_nearest_names(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    more = {"AUTOBYTE_DEADLINE": "5", "AUTOBYTE_MY_OWN_THING": "1", "AUTOBYTE_TUNER": "rule"}
+    for name, value in {**PLAIN, **more}.items():
+        monkeypatch.setenv(name, value)
+    Settings.from_env(Role.SCHEDULER)
+    assert caplog.messages == [
+        "AUTOBYTE_DEADLINE is no setting and has no effect: did you mean AUTOBYTE_DEADLINE_SECONDS?",
+        "AUTOBYTE_MY_OWN_THING is no setting and has no effect: docs/settings.md has those that there are",
+    ]
