@@ -11,13 +11,13 @@ wrong with an operation goes back to the worker as an error that names key, rank
 
 from __future__ import annotations
 
-import argparse
 import logging
 import signal
 import sys
 import time
 from typing import Optional
 
+import click
 import msgspec
 import numpy as np
 import zmq
@@ -26,6 +26,7 @@ from ps import messages
 from ps.book import LedgerError
 from ps.commands import Commands
 from ps.config import Role, Settings
+from ps.console import version_option
 from ps.errors import AutoByteError, ErrorCode, SettingsError
 from ps.link import Receiver
 from ps.membership import Membership
@@ -278,17 +279,22 @@ class Server:
             self._membership.send(messages.Report(observation))
 
 
-def main() -> None:
-    """Run a server with the settings of the environment: the command ``autobyte-server``."""
-    parser = argparse.ArgumentParser("autobyte-server", description="A server of an AutoByte job (docs/settings.md).")
-    module_help = "import this module before an optimizer is set, since it registers one; may be repeated"
-    parser.add_argument("--optimizer-module", action="append", default=[], metavar="MODULE", help=module_help)
-    options = parser.parse_args()
+@click.command()
+@version_option()
+@click.option(
+    "--optimizer-module",
+    "modules",
+    multiple=True,
+    metavar="MODULE",
+    help="Import this module before an optimizer is set, since it registers one; may be repeated.",
+)
+def serve(modules: tuple[str, ...]) -> None:
+    """Run a server of a job, as the variables in its environment say (docs/settings.md)."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     try:
         settings = Settings.from_env(Role.SERVER)
-        modules = [*settings.optimizer_modules, *options.optimizer_module]
-        server = Server(msgspec.structs.replace(settings, optimizer_modules=tuple(modules)))
+        modules = (*settings.optimizer_modules, *modules)
+        server = Server(msgspec.structs.replace(settings, optimizer_modules=modules))
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: server.stop("stopped by a signal"))
         keep_freed_memory()
@@ -300,6 +306,11 @@ def main() -> None:
         print(f"autobyte-server: {error}", file=sys.stderr)
         code = 1
     sys.exit(code)
+
+
+def main() -> None:
+    """Run the command; the entry point of ``autobyte-server``."""
+    serve(prog_name="autobyte-server")
 
 
 if __name__ == "__main__":

@@ -20,10 +20,12 @@ import sys
 import time
 from typing import Any, Callable, Iterable, Optional
 
+import click
 import zmq
 
 from ps import messages
 from ps.config import Role, Settings
+from ps.console import version_option
 from ps.errors import AutoByteError, SettingsError
 from ps.membership import MAX_CONTROL_BYTES
 from ps.messages import ControlMessage
@@ -407,8 +409,10 @@ class Scheduler:
         return not alive or now >= self._end_at
 
 
-def main() -> None:
-    """Run a scheduler with the settings of the environment: the command ``autobyte-scheduler``."""
+@click.command()
+@version_option()
+def schedule() -> None:
+    """Run the scheduler of a job, as the variables in its environment say (docs/settings.md)."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     try:
         settings = Settings.from_env(Role.SCHEDULER)
@@ -425,3 +429,8 @@ def main() -> None:
         print(f"autobyte-scheduler: {error}", file=sys.stderr)
         code = 1
     sys.exit(code)
+
+
+def main() -> None:
+    """Run the command; the entry point of ``autobyte-scheduler``."""
+    schedule(prog_name="autobyte-scheduler")

@@ -11,10 +11,12 @@ from typing import Any, Callable, Optional
 import click
 
 from ps.config import Settings
+from ps.console import version_option
 from ps.errors import SettingsError
 from scheduler.launch.output import Output
 from scheduler.launch.plan import PLACE_VARIABLES, Job, plan
 from scheduler.launch.supervisor import supervise
+from tuner import create
 
 __all__ = ["main"]
 
@@ -46,6 +48,7 @@ def _free_port() -> int:
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
+@version_option()
 @click.option("-n", "--workers", type=click.IntRange(1), metavar="N", required=True, help="Number of workers.")
 @click.option("-s", "--servers", type=click.IntRange(1), metavar="N", help="Number of servers; default: as workers.")
 @click.option(
@@ -90,7 +93,8 @@ def launch(
     nodes = plan(job, os.environ)
     try:
         for node in nodes:
-            Settings.from_env(node.role, node.environment)
+            settings = Settings.from_env(node.role, node.environment)
+            create(settings.tuner, settings)
     except SettingsError as error:
         raise click.UsageError(str(error)) from None
     context.exit(supervise(nodes, Output()))

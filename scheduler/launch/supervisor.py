@@ -34,6 +34,7 @@ def supervise(nodes: Sequence[Node], output: Output, grace_seconds: float = 5.0)
     To be called in the main thread. However it is left, none of the processes is there any more.
     """
     watch = Watch(nodes, grace_seconds)
+    cause = ""
     children: list[_Child] = []  # those whose group is not empty
     with _signals() as signals, Guard() as guard, selectors.DefaultSelector() as selector:
         selector.register(signals, selectors.EVENT_READ)
@@ -52,7 +53,9 @@ def supervise(nodes: Sequence[Node], output: Output, grace_seconds: float = 5.0)
                 for child in list(children):
                     returncode = child.newly_ended()
                     if returncode is not None:
-                        output.note(watch.ended(child.node, returncode, time.monotonic()))
+                        note = watch.ended(child.node, returncode, time.monotonic())
+                        output.note(note)
+                        cause = cause or (note and f"job failed: {note}{child.last_words}")
                         groups.send(child.group, signal.SIGTERM)  # what it leaves behind ends with it
                     if child.is_gone():
                         guard.forget(child.group)
@@ -68,6 +71,7 @@ def supervise(nodes: Sequence[Node], output: Output, grace_seconds: float = 5.0)
             for child in children:
                 guard.forget(child.group)
                 child.close()
+    output.note(cause)
     return watch.exit_code
 
 
@@ -109,8 +113,15 @@ class _Child:
         self.group = self._process.pid
         self._streams = [
             _Stream(self._process.stdout, functools.partial(output.line, node, "stdout"), selector),
-            _Stream(self._process.stderr, functools.partial(output.line, node, "stderr"), selector),
+            _Stream(self._process.stderr, self._pass_on_error, selector),
         ]
+        self._output = output
+        self.last_words = ""  #: its last line on stderr, to be put behind how it ended
+
+    def _pass_on_error(self, line: bytes) -> None:
+        self._output.line(self.node, "stderr", line)
+        if line.strip():
+            self.last_words = f": {line.decode(errors='replace').strip()}"
 
     def newly_ended(self) -> Optional[int]:
         """Return the return code the first time that the process is found ended, after passing on its last output."""

@@ -2,8 +2,9 @@
 
 A job ends well when every worker has; the scheduler and the servers notice that and end by themselves. It fails when a
 process fails; the others hear of it from the scheduler and end by themselves too, each with its own error. Either way
-they have ``grace_seconds`` for it. What is still there is terminated, and killed after as many seconds again. What a
-process returns once it has been told to end says nothing about the job.
+they have ``grace_seconds`` for it; none where a process ends with code 2, which says that it was called or set up
+wrongly: then it never was part of the job, and the others would only wait for it. What is still there is terminated,
+and killed after as many seconds again. What a process returns once it has been told to end says nothing about the job.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from ps.config import Role
 from scheduler.launch.plan import Node
 
 __all__ = ["Order", "Watch"]
+
+#: What processes return that were called wrongly, or whose settings are wrong.
+USAGE_CODE = 2
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -87,7 +91,9 @@ class Watch:
             self._worker_code = self._worker_code or code
         else:
             self._other_code = self._other_code or code
-        if self._due_at is None:
+        if returncode == USAGE_CODE:
+            self._due_at = now
+        elif self._due_at is None:
             self._due_at = now + self._grace_seconds
         how = f"was killed by {_name(-returncode)}" if returncode < 0 else f"failed with exit code {code}"
         return f"{node} {how}"

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Sequence
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
+from ps.server import serve
 from scheduler.launch import command
 from scheduler.launch.output import Output
 from scheduler.launch.plan import Node
+from scheduler.process import schedule
 
 
 @pytest.fixture
@@ -74,6 +77,7 @@ def test_two_jobs_have_neither_port_nor_name_in_common(started: list[Node]) -> N
         (["-n", "1", "no-such.py"], "'no-such.py' cannot be run (a script needs its interpreter before it)"),
         (["-n", "1", "--credit-bytes", "lots", "true"], "AUTOBYTE_CREDIT_BYTES='lots': expected bytes, a whole number"),
         (["-n", "1", "--partition-bytes", "0", "true"], "AUTOBYTE_PARTITION_BYTES must be an integer from 1"),
+        (["-n", "1", "--tuner", "magic", "true"], "AUTOBYTE_TUNER='magic': expected one of bayesian, rule, static"),
         (["-n", "1", "--env", "NAME", "true"], "'NAME' is not NAME=VALUE"),
         (["-n", "1", "--env", "DMLC_ROLE=worker", "true"], "DMLC_ROLE is the launcher's to set"),
     ],
@@ -83,3 +87,11 @@ def test_wrong_usage_starts_nothing(started: list[Node], arguments: list[str], m
     assert result.exit_code == 2
     assert message in result.output
     assert not started
+
+
+@pytest.mark.parametrize("options", [command.launch, schedule, serve])
+def test_every_command_explains_itself_and_tells_its_version(options: click.Command) -> None:
+    usage = CliRunner().invoke(options, ["--help"])
+    assert usage.exit_code == 0 and usage.output.startswith("Usage: ")
+    version = CliRunner().invoke(options, ["--version"])
+    assert version.exit_code == 0 and version.output.startswith(str(options.name))

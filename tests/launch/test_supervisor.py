@@ -101,6 +101,7 @@ def test_the_first_failing_workers_code_is_returned_after_its_last_words() -> No
     code, _, stderr = run(nodes("echo 'it hurts' >&2; exit 3", "sleep 0.5; exit 4"))
     assert code == 3
     assert stderr[:2] == ["[worker 0] it hurts", "[launcher] worker 0 failed with exit code 3"]
+    assert stderr[-1] == "[launcher] job failed: worker 0 failed with exit code 3: it hurts"
 
 
 def test_a_dead_server_ends_the_job() -> None:
@@ -109,13 +110,25 @@ def test_a_dead_server_ends_the_job() -> None:
     assert stderr == [
         "[launcher] server 0 was killed by SIGKILL",
         "[launcher] ending scheduler, worker 0: the job has failed",
+        "[launcher] job failed: server 0 was killed by SIGKILL",
     ]
 
 
 def test_who_does_not_listen_is_killed() -> None:
     code, _, stderr = run(nodes("exit 7", f"trap '' TERM; {FOR_EVER}"), grace_seconds=0.3)
     assert code == 7
-    assert stderr[-1] == "[launcher] killing worker 1: still there 0.3 s after being told to end"
+    assert stderr[-2] == "[launcher] killing worker 1: still there 0.3 s after being told to end"
+
+
+def test_nobody_waits_for_a_process_that_was_called_wrongly() -> None:
+    began = time.monotonic()
+    code, _, stderr = run(nodes("echo 'no such option' >&2; exit 2", FOR_EVER), grace_seconds=20.0)
+    assert code == 2 and time.monotonic() - began < 10.0
+    assert stderr[1:] == [
+        "[launcher] worker 0 failed with exit code 2",
+        "[launcher] ending worker 1: the job has failed",
+        "[launcher] job failed: worker 0 failed with exit code 2: no such option",
+    ]
 
 
 def test_what_a_worker_leaves_behind_is_ended() -> None:
