@@ -125,15 +125,14 @@ def add_up(parts: Sequence[tuple[Ids, Array]]) -> tuple[Ids, Array]:
         return parts[0]
     ids = np.unique(np.concatenate([part[0] for part in parts]))
     _, first = parts[0]
-    # -0.0 changes no bit of what is added to it
-    sums = np.full((ids.size, first.shape[1]), -0.0, _sum_type(first)) if first.dtype.kind == "f" else None
-    if sums is None:
-        sums = np.zeros((ids.size, first.shape[1]), first.dtype)
+    sums = np.empty((ids.size, first.shape[1]), _sum_type(first))
+    seen = np.zeros(ids.size, bool)
     for part_ids, rows in parts:
-        if part_ids.size == ids.size:
-            sums += rows
-        else:
-            sums[np.searchsorted(ids, part_ids)] += rows
+        places = np.searchsorted(ids, part_ids)
+        again = seen[places]
+        sums[places[again]] += rows[again]
+        sums[places[~again]] = rows[~again]
+        seen[places] = True
     return ids, sums.astype(first.dtype, copy=False)
 
 
@@ -185,7 +184,7 @@ class Piece(NamedTuple):
 
 
 def unpack(payload: Any, dtype: np.dtype[Any], width: int, start: int, stop: int) -> Piece:
-    """Return what came as the payload of a range: a copy.
+    """Return what came as the payload of a range; the rows are not a copy.
 
     Raises
     ------
@@ -199,7 +198,7 @@ def unpack(payload: Any, dtype: np.dtype[Any], width: int, start: int, stop: int
     ids = found["id"].copy()
     if ids.size and not (start <= int(ids.min()) * width and (int(ids.max()) + 1) * width <= stop):
         raise ValueError(f"rows {ids.min()} to {ids.max()} are not within elements {start} to {stop}")
-    return Piece(start, stop, ids, found["row"].copy())
+    return Piece(start, stop, ids, found["row"])
 
 
 def join(pieces: Sequence[Piece]) -> tuple[Ids, Array]:

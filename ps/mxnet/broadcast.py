@@ -13,7 +13,7 @@ import numpy as np
 
 from ps.errors import AutoByteError
 from ps.mxnet.connection import connect
-from ps.mxnet.sparse import all_rows
+from ps.mxnet.rows import row_sparse
 
 __all__ = ["broadcast_parameters"]
 
@@ -74,7 +74,10 @@ def broadcast_parameters(params: Any, root_rank: int = 0) -> None:
         for name, handle in handles.items():
             value: Any = handle.wait()
             for copy in arrays[name]:
-                source = all_rows(value) if copy.stype == "row_sparse" else mx.nd.array(value, dtype=copy.dtype)
+                if copy.stype == "row_sparse":  # all rows, those of zeros too
+                    source = row_sparse(np.arange(len(value)), value, value.shape)
+                else:
+                    source = mx.nd.array(value, dtype=copy.dtype)
                 source.copyto(copy.as_nd_ndarray())  # copy[:] fails on a layout of oneDNN
     for param in params.values():
         if getattr(param, "grad_req", "") == "null":

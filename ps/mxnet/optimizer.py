@@ -33,6 +33,7 @@ from ps.mxnet.description import (
     set_parameters,
     state_leaves,
 )
+from ps.mxnet.rows import row_sparse
 
 __all__ = ["ShardUpdater"]
 
@@ -42,6 +43,8 @@ Array = NDArray[Any]
 _OWNS_GRADIENT = frozenset(["adadelta", "lbsgd"])
 #: Optimizers of MXNet's that update only the rows of a row-sparse gradient.
 _LAZY = frozenset(["sgd", "ccsgd", "adam", "adagrad", "ftrl", "groupadagrad"])
+#: Of these, those that do so in a dense weight and state, with the same bits as in row-sparse ones.
+_IN_PLACE = _LAZY - {"ftrl"}
 #: Parameters that change no state's shape or number.
 _ALWAYS_ALIKE = frozenset(["lr", "wd", "rescale_grad", "clip_gradient"])
 
@@ -159,9 +162,9 @@ class ShardUpdater:
         if self.whole:
             weight_array = weight_array.reshape(self._tensor.spec.shape)
         state = self._state(self.start, self.stop, weight_array)
-        dense_weight = self._tensor.spec.stype is Storage.DEFAULT and not self.whole
-        if not self._lazy and (dense_weight or self.description.name in _LAZY):
-            sparse = mx.nd.sparse.row_sparse_array((gradient, ids), shape=weight.shape, dtype=weight.dtype)
+        dense_weight = self._tensor.spec.stype is Storage.DEFAULT
+        if not self.whole and (dense_weight or self.description.name in _IN_PLACE):
+            sparse = row_sparse(ids, gradient, weight.shape)
             slots = (slot.reshape(weight.shape) for slot in self._slots)
             self._apply(sparse, weight_array.reshape(weight.shape), _rebuild(self._template, slots))
         elif not self._lazy:
@@ -336,7 +339,7 @@ def _wrap(values: Array) -> Any:
 
 def _row_sparse(rows: Array) -> Any:
     """Return a row-sparse array in which every row is there."""
-    return mx.nd.sparse.row_sparse_array((rows, np.arange(rows.shape[0])), shape=rows.shape, dtype=rows.dtype)
+    return row_sparse(np.arange(rows.shape[0]), rows, rows.shape)
 
 
 def _some_rows(table: Array, ids: NDArray[np.int64]) -> Any:

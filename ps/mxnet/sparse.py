@@ -13,7 +13,6 @@ All operations on a key write its *order* array, which puts them in program orde
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import queue
 import threading
@@ -21,7 +20,6 @@ from typing import Any, Callable, Optional, Sequence
 
 import mxnet as mx
 import numpy as np
-from mxnet.base import _LIB, check_call
 from numpy.typing import NDArray
 
 from ps.errors import AutoByteError
@@ -29,11 +27,12 @@ from ps.messages import SpanKind, Storage, TensorSpec
 from ps.mxnet.arguments import describe
 from ps.mxnet.connection import Connection
 from ps.mxnet.errors import TensorError, raised_for_mxnet
+from ps.mxnet.rows import new_rows, read_rows
 from ps.mxnet.stage import Stage
 from ps.operation import Operation
 from ps.rows import Ids, add_up, merge, records, row_ids, rows_of
 
-__all__ = ["OrderStage", "all_rows", "ids_by_output", "pull_dense", "pull_rows", "push_rows", "storage"]
+__all__ = ["OrderStage", "ids_by_output", "pull_dense", "pull_rows", "push_rows", "storage"]
 
 Array = NDArray[Any]
 
@@ -74,11 +73,6 @@ class OrderStage(Stage):
         self.memory = self._zeros
 
 
-def all_rows(values: Array) -> Any:
-    """Return a row-sparse array of all rows of ``values``, those of zeros too, as MXNet wants a weight to have them."""
-    return mx.nd.sparse.row_sparse_array((values, np.arange(len(values))), shape=values.shape, dtype=values.dtype)
-
-
 def push_rows(
     connection: Connection, spec: TensorSpec, order: Any, values: Sequence[Any], priority: int, settings: bytes = b""
 ) -> None:
@@ -109,11 +103,7 @@ def push_rows(
 
 def pull_rows(connection: Connection, spec: TensorSpec, order: Any, ids: Ids, priority: int) -> Any:
     """Put a pull of the rows ``ids``, ascending, into the engine's order; return the array that will have them."""
-    if not ids.size:
-        return mx.nd.sparse.zeros("row_sparse", spec.shape, dtype=spec.dtype)
-    data = np.empty((ids.size, *spec.shape[1:]), spec.dtype)
-    array = mx.nd.sparse.row_sparse_array((data, ids), shape=spec.shape, dtype=spec.dtype)
-    memory = _rows_memory(array, data.size, data.dtype)
+    array, memory = new_rows(ids, spec.shape, np.dtype(spec.dtype))
 
     def begin(done: Callable[[Optional[AutoByteError]], None]) -> None:
         tensor = connection.worker.tensor(spec.name)
@@ -172,15 +162,6 @@ def ids_by_output(what: str, outputs: Sequence[Any], ids: Any, shape: tuple[int,
     return [(one, [output]) for one, output in zip(found, outputs)]
 
 
-def _rows_memory(array: Any, size: int, dtype: np.dtype[Any]) -> Array:
-    """Return the elements of the rows that a row-sparse array has; they keep it alive."""
-    pointer = ctypes.c_void_p()
-    check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
-    buffer = (ctypes.c_char * (size * dtype.itemsize)).from_address(pointer.value or 0)
-    buffer.array = array  # type: ignore[attr-defined]
-    return np.frombuffer(buffer, dtype)  # type: ignore[call-overload,no-any-return]
-
-
 class _Reader:
     """The thread that reads the ids and rows of arrays."""
 
@@ -208,7 +189,7 @@ class _Reader:
         failed: Callable[[Optional[AutoByteError]], None],
     ) -> None:
         try:
-            use([(array.indices.asnumpy(), array.data.asnumpy()) for array in arrays])
+            use([read_rows(array) for array in arrays])
         except AutoByteError as error:
             failed(error)
         except Exception as error:
