@@ -17,6 +17,10 @@ element as the round completes. No answer from what is written can be outstandin
 pushed these elements (of round ``v + 1``, or at least of round ``v``), and a worker pushes to a key only when its
 previous operation on it has its answer.
 
+A round may be one of rows (:mod:`ps.rows`): its pieces are kept until all have pushed, then added up in the order of
+the ranks and written into the value, at no cost for the other rows. The ledger remembers which rows the last rounds
+changed, so that a worker with an earlier value can fetch the difference.
+
 float16 is summed in float32 and rounded once when a range completes; other types are summed as they are. A sum
 out of range is inf (or wraps, for integers), as NumPy has it; whether NumPy warns of that is the caller's choice
 (``np.errstate``), made once and not per push.

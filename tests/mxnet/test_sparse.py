@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ps.mxnet  # noqa: F401  # isort: skip (before mxnet: on Python 3.12 it makes that importable)
+import ps.mxnet  # isort: skip (before mxnet: on Python 3.12 it makes that importable)
 
 import mxnet as mx
 import numpy as np
@@ -341,6 +341,42 @@ def an_embedding_moves_only_rows_after_the_first_pull():
         after["bytes_sent"] - before["bytes_sent"] == 2 * record,
         after["bytes_received"] - before["bytes_received"] == 3 * record,  # of both ranks
     ]
+
+
+@case([[1, 1, 1], [0.5, 0.5, 0, 1], "row_sparse"])
+def module_updates_a_sparse_weight():
+    """One row of each rank's own, one of both; the gradient of a row is the row itself."""
+    x, label = mx.sym.var("data", stype="csr"), mx.sym.var("label")
+    weight = mx.sym.var("w", stype="row_sparse", shape=(50, 2), init=mx.init.One())
+    net = mx.sym.LinearRegressionOutput(mx.sym.sparse.dot(x, weight), label)
+    data = mx.nd.array(np.eye(50, dtype="float32")[[rank(), 49]]).tostype("csr")
+    module = mx.mod.Module(net, label_names=["label"])
+    module.bind([mx.io.DataDesc("data", (2, 50))], [mx.io.DataDesc("label", (2, 2))])
+    module.init_params()
+    store = new_store()
+    options = {"learning_rate": 1, "rescale_grad": 1}
+    module.init_optimizer(store, "sgd", options)
+    batch_ = mx.io.DataBatch([data], [mx.nd.zeros((2, 2))])
+    before = row_sparse_pull(store, "w", [0, 1, 49], (50, 2))[1]
+    module.prepare(batch_, sparse_row_id_fn=lambda _: {"w": mx.nd.array([rank(), 49])})
+    module.forward_backward(batch_)
+    module.update()
+    out = rsp({}, (50, 2))
+    store.row_sparse_pull("w", out=out, row_ids=mx.nd.array([0, 1, 49, 25]))
+    rows_ = out.asnumpy()
+    module.prepare(batch_, sparse_row_id_fn=lambda _: {"w": mx.nd.arange(50)})
+    stype = module._exec_group.param_arrays[0][0].stype
+    return [[row[0] for row in before], [float(rows_[i][0]) for i in (0, 1, 49, 25)], stype]
+
+
+@case([[5, 5, 5, 0], 4])
+def a_row_sparse_parameter_is_broadcast_with_all_of_its_rows():
+    params = mx.gluon.ParameterDict()
+    weight = params.get("b", shape=(4, 2), stype="row_sparse", init="zeros")
+    params.initialize()
+    rsp({0: 5, 1: 5, 2: 5} if rank() == 0 else {3: 9}, (4, 2)).copyto(weight._data[0])
+    ps.mxnet.broadcast_parameters(params)
+    return [weight._data[0].asnumpy()[:, 0].tolist(), len(weight._data[0].indices)]
 
 
 @case(
