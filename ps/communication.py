@@ -69,7 +69,7 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 class _Server:
     """One server as this worker sees it."""
 
-    __slots__ = ("peer", "lane", "neighbour", "receiver", "heard_at")
+    __slots__ = ("peer", "lane", "neighbour", "receiver", "heard_at", "connected")
 
     def __init__(self, peer: messages.Peer, lane: WorkerLane) -> None:
         self.peer = peer
@@ -77,6 +77,7 @@ class _Server:
         self.neighbour = Neighbour(f"server {peer.rank}")
         self.receiver = Receiver()
         self.heard_at = 0.0
+        self.connected = False
 
 
 class CommunicationLoop:
@@ -322,6 +323,8 @@ class CommunicationLoop:
 
     def _greet(self, server: _Server, answer: bool = True) -> None:
         """Tell a server what is expected from it next, and ask for the same."""
+        if answer:
+            self.traffic.ask(server.peer.rank)
         near = server.lane.near
         hello = messages.Hello(
             self.settings.job,
@@ -337,10 +340,11 @@ class CommunicationLoop:
 
     def _connection_changed(self, server: _Server) -> None:
         for made in server.lane.changes():
-            if made:
-                self._greet(server)
-            else:
+            if not made:
                 self._membership.send(messages.Suspect(server.peer))
+            elif server.connected:
+                self._greet(server)
+            server.connected = True  # the first connection began with a greeting
 
     # ------------------------------------------------------------------------------ from the servers
 
@@ -369,7 +373,7 @@ class CommunicationLoop:
         readable = server.lane.near and server.neighbour.greeted(hello.probe, hello.reads)
         if hello.answer or readable:
             self._greet(server, answer=False)
-        for message in self.traffic.resume(server.peer.rank, hello.expected, now):
+        for message in self.traffic.resume(server.peer.rank, hello.expected, hello.answer, now):
             server.lane.send(message.header, message.payload)
 
     def _receive_data(self, server: _Server, message: messages.Data, payload: Optional[memoryview], now: float) -> None:

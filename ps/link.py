@@ -230,6 +230,7 @@ class Link:
         "_arrivals",
         "_in_flight",
         "_next_seq",
+        "_asked_seq",
     )
 
     def __init__(self, peer: int, credit_bytes: int = 4 * MIB, fusion_bytes: int = 0) -> None:
@@ -249,6 +250,7 @@ class Link:
         self._arrivals = 0
         self._in_flight: deque[Message] = deque()
         self._next_seq = 1
+        self._asked_seq = 0
 
     @property
     def queued(self) -> bool:
@@ -357,13 +359,18 @@ class Link:
             acknowledged.append(message)
         return acknowledged
 
-    def resume(self, expected: int, now: float) -> list[Message]:
-        """Go on after a broken connection: the peer says that it expects number ``expected`` next.
+    def ask(self) -> None:
+        """Note that the peer is asked what it expects; since messages keep their order, it knows all sent before."""
+        self._asked_seq = self._next_seq
+
+    def resume(self, expected: int, asks: bool, now: float) -> list[Message]:
+        """The peer says that it expects number ``expected`` next: an answer, or with ``asks`` because it misses some.
 
         Returns
         -------
         list of Message
-            All that is un-acknowledged, to be sent again at once and in this order. It is in flight already.
+            All that is un-acknowledged, to be sent again at once and in this order. It is in flight already. Empty
+            where all that was sent before the question has arrived: the rest is on its way.
 
         Raises
         ------
@@ -377,6 +384,9 @@ class Link:
                 f"and {self._next_seq - 1} was the last one sent"
             )
         self.acknowledge(expected - 1, now)
+        if not asks and expected >= self._asked_seq:
+            return []
+        self._asked_seq = 0
         for message in self._in_flight:
             message.sent_at = now
             message.alone = False  # an acknowledgement may yet be that of the first sending (Karn's rule)

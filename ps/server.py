@@ -184,7 +184,7 @@ class Server:
         if hello.answer or readable:
             self._greet(hello.rank, answer=False)
         try:
-            again = self._traffic.resume(hello.rank, hello.expected, now)
+            again = self._traffic.resume(hello.rank, hello.expected, hello.answer, now)
         except ValueError as error:
             log.warning("worker %d: %s", hello.rank, error)
             self._traffic.counters.malformed()
@@ -193,6 +193,8 @@ class Server:
             self._lane.send(identity, old.header, old.payload)
 
     def _greet(self, rank: int, answer: bool) -> None:
+        if answer:
+            self._traffic.ask(rank)
         worker = self._workers[rank]
         hello = messages.Hello(
             self.settings.job,

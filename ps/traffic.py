@@ -80,15 +80,21 @@ class Traffic:
         self.bytes_received += payload_bytes
         self.counters.received(payload_bytes)
 
-    def resume(self, peer: int, expected: int, now: float) -> list[Message]:
+    def ask(self, peer: int) -> None:
+        """Note that ``peer`` is asked what it expects."""
+        self._links.links[peer].ask()
+
+    def resume(self, peer: int, expected: int, asks: bool, now: float) -> list[Message]:
         """Return what has to be sent to ``peer`` again, in this order, since it expects message ``expected``.
+
+        It has been asked, or it misses messages and ``asks`` for them.
 
         Raises
         ------
         ValueError
             It cannot be the peer that the link has sent to so far.
         """
-        return self._links.links[peer].resume(expected, now)
+        return self._links.links[peer].resume(expected, asks, now)
 
     def report(self, now: float) -> Optional[Observation]:
         """Return what was seen in the window if it has ended, else None. To be called on the sending thread."""

@@ -94,10 +94,14 @@ for version, partition_bytes in enumerate((100, 4097, 333, 40_000, 1 << 20), 1):
 
 def test_what_is_sent_again_is_not_encoded_again() -> None:
     source = """
+def as_after_a_broken_connection():
+    worker._loop._greet(worker._loop._servers[0])
+    worker._loop.traffic._links.links[0]._asked_seq = 1 << 60  # so that something seems to be lost
+
 for version in range(1, 6):
     gradient, expected = next_round(version)
     handle = worker.push_pull("a", gradient)
-    worker._loop.post(lambda: worker._loop._greet(worker._loop._servers[0]))  # as after a broken connection
+    worker._loop.post(as_after_a_broken_connection)
     assert np.array_equal(handle.wait(), expected)
 assert worker.statistics()["messages_resent"] > 0
 """

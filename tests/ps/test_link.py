@@ -168,9 +168,27 @@ def test_an_acknowledgement_of_what_was_never_sent_is_counted_and_changes_nothin
 def test_after_a_broken_connection_the_rest_goes_again_in_order() -> None:
     link = link_of(push(1, 400))
     messages = _pop_all(link, 0.0)
-    assert link.resume(3, now=9.0) == messages[2:]
+    assert link.resume(3, asks=True, now=9.0) == messages[2:]
     assert (link.oldest_sent_at, link.in_flight_bytes, link.messages_resent) == (9.0, 2 * 164, 2)
-    assert link.resume(5, now=10.0) == [] and link.in_flight_bytes == 0
+    assert link.resume(5, asks=True, now=10.0) == [] and link.in_flight_bytes == 0
+
+
+def test_an_answer_that_tells_of_no_loss_lets_nothing_be_sent_again() -> None:
+    link = link_of(push(1, 400), credit_bytes=2 * 164)
+    _pop_all(link, 0.0)
+    link.ask()
+    link.acknowledge(1, 1.0)
+    _pop_all(link, 1.0)  # message 3, after the question
+    assert link.resume(3, asks=False, now=2.0) == [] and link.in_flight_bytes == 164
+    assert link.messages_resent == 0
+
+
+def test_an_answer_that_tells_of_a_loss_lets_all_be_sent_again_once() -> None:
+    link = link_of(push(1, 400))
+    messages = _pop_all(link, 0.0)
+    link.ask()
+    assert link.resume(3, asks=False, now=1.0) == messages[2:]
+    assert link.resume(3, asks=False, now=1.0) == []
 
 
 @pytest.mark.parametrize("expected", [0, 1, 5, 1000])
@@ -179,7 +197,7 @@ def test_a_peer_that_expects_what_it_cannot_is_refused(expected: int) -> None:
     sent(link)
     link.acknowledge(1, 0.0)
     with pytest.raises(ValueError, match=f"peer 0 expects message {expected}"):
-        link.resume(expected, now=0.0)
+        link.resume(expected, asks=True, now=0.0)
 
 
 def test_a_link_counts_what_it_does() -> None:
@@ -353,7 +371,7 @@ class Wire:
     def break_connection(self) -> None:
         self.connection.clear()
         self.receiver.acknowledge()  # lost as well
-        self.connection.extend(self.link.resume(self.receiver.expected, 0.0))
+        self.connection.extend(self.link.resume(self.receiver.expected, True, 0.0))
 
 
 events = st.lists(
@@ -479,7 +497,7 @@ def test_a_range_is_encoded_when_it_leaves_and_counted_as_what_it_has_become() -
     assert first is not None and link.pop(0.0) is None, "a hundred bytes are in flight"
     assert encoder.encoded == [(0, 1000)]
     assert first.nbytes == 100 + MESSAGE_BYTES and first.spans[0].encoded_bytes == 100
-    [again] = link.resume(1, 1.0)
+    [again] = link.resume(1, True, 1.0)
     assert again is first and encoder.encoded == [(0, 1000)]
     link.acknowledge(1, 2.0)
     second = link.pop(2.0)
