@@ -124,7 +124,8 @@ class Operation:
         self.started_at = 0.0
 
     def __str__(self) -> str:
-        return f"{VERBS[self.kind]}({self.tensor.spec.name!r}), round {self.version}"
+        call = f"{VERBS[self.kind]}({self.tensor.spec.name!r})"
+        return f"{call}, round {self.version}" if self.version else call  # not begun, or before the first round
 
 
 class Handle:
