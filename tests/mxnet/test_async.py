@@ -6,8 +6,8 @@ from tests.cluster.harness import Cluster
 
 TRAIN = """
 import time
-import mxnet as mx, numpy as np
 import ps.mxnet
+import mxnet as mx, numpy as np
 from mxnet import autograd, gluon
 
 store = mx.kv.create("dist_async_autobyte")
