@@ -52,10 +52,10 @@ class MXNetGradients:
     """In a store behind MXNet's KVStore interface."""
 
     def __init__(self, store: Store, tensors: Sequence[Tensor]) -> None:
+        if store.processes is AUTOBYTE:
+            import ps.mxnet  # noqa: F401  (registers the store; before mxnet, as Python 3.12 needs)
         import mxnet
 
-        if store.processes is AUTOBYTE:
-            import ps.mxnet  # noqa: F401  (registers the store)
         self._store = mxnet.kv.create(store.kvstore)
         self._one_call = store.one_call
         self.rank = self._store.rank
