@@ -96,6 +96,7 @@ from ps.shared import Arena
 
 with ps.Worker() as worker:
     worker.init({{"a": np.zeros(1000, "float32"), "b": np.zeros(1000, "float32")}})
+    worker.push_pull("b", np.ones(1000, "float32")).wait()  # its answer comes after the greetings
     if worker.rank == 1:
         honest = Arena.place
         def lying(arena, array):
