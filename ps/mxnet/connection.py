@@ -32,7 +32,15 @@ FAILED_EXIT_SECONDS = 2.0
 
 
 class Connection:
-    """A worker, the engine operations that it serves, and the reason why it is not usable any more."""
+    """A worker, the engine operations that it serves, and the reason why it is not usable any more.
+
+    Attributes
+    ----------
+    worker
+        The process's part in the job.
+    failed
+        Whether any operation has failed.
+    """
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
@@ -42,7 +50,7 @@ class Connection:
         self._errors_reach_waiters = engine.errors_reach_waiters()
         self._unusable = ""
         self._error: Optional[AutoByteError] = None
-        self._failed = False
+        self.failed = False
         self._own: dict[int, Any] = {}
 
     def check(self) -> None:
@@ -144,9 +152,9 @@ class Connection:
         self.check()  # the naive engine has ended the operation already
 
     def _note(self, error: AutoByteError) -> None:
-        if not self._failed:
+        if not self.failed:
             log.error("%s", error)  # a script may end without ever looking at what failed
-        self._failed = True
+        self.failed = True
         if not self._errors_reach_waiters:
             self._error = error
 

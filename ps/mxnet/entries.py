@@ -8,7 +8,7 @@ import mxnet as mx
 import numpy as np
 
 from ps.errors import AutoByteError
-from ps.messages import TensorSpec
+from ps.messages import Mode, Storage, TensorSpec
 from ps.mxnet.arguments import Key, pairs
 from ps.mxnet.errors import TensorError, for_mxnet
 from ps.mxnet.stage import Stage
@@ -17,14 +17,27 @@ __all__ = ["Entry", "Entries"]
 
 
 class Entry:
-    """A key of one store, initialised or about to be."""
+    """A key of one store, initialised or about to be.
 
-    __slots__ = ("spec", "stage", "error")
+    Attributes
+    ----------
+    current
+        Whether the stage will hold, when the engine comes to what is put into its order next, what a pull would bring:
+        this worker has neither pushed without pulling since, nor can others change a synchronous key's value meanwhile.
+    """
+
+    __slots__ = ("spec", "stage", "current", "error")
 
     def __init__(self, spec: TensorSpec, stage: Stage) -> None:
         self.spec = spec
         self.stage = stage
+        self.current = False
         self.error: Optional[AutoByteError] = None  #: why it could not be initialised
+
+    @property
+    def keeps_values(self) -> bool:
+        """Whether a value that was pulled once stays the key's until this worker pushes: a pull is exact then."""
+        return self.spec.mode is Mode.SYNC and self.spec.stype is Storage.DEFAULT and self.spec.codec is None
 
 
 class Entries:

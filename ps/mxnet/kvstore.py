@@ -336,15 +336,16 @@ class AutoByteKVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         with mx.autograd.pause():
             if isinstance(entry.stage, OrderStage) or any(isinstance(array, BaseSparseNDArray) for array in values):
                 self._refuse_updater("push", name)
+                entry.current = False
                 sparse.push_rows(self._connection, entry.spec, entry.stage.array, fresh, priority, settings)
                 return
             if fresh:
                 entry.stage.fill(fresh)
             else:
                 entry.stage.clear()
-            self._connection.transfer(
-                SpanKind.PUSH_PULL if value is not None else kind, entry.spec.name, entry.stage, priority, settings
-            )
+            kind = SpanKind.PUSH_PULL if value is not None else kind
+            entry.current = entry.keeps_values and kind is SpanKind.PUSH_PULL
+            self._connection.transfer(kind, entry.spec.name, entry.stage, priority, settings)
             if value is not None:
                 self._updater(name, entry.stage.array, value)
 
@@ -361,10 +362,16 @@ class AutoByteKVStore(mx.kvstore.KVStore):  # type: ignore[misc]
                 deliver(sparse.pull_dense(self._connection, entry.spec, entry.stage.array, priority), dense)
             elif dense:
                 if self._values is None:
-                    self._connection.transfer(SpanKind.PULL, entry.spec.name, entry.stage, priority)
+                    self._refresh(entry, priority)
                 else:
                     self._value(name, entry, priority)
                 self._deliver(name, entry, dense)
+
+    def _refresh(self, entry: Entry, priority: int) -> None:
+        """Have the key's value in its stage; nothing travels where it is there already."""
+        if not entry.current or self._connection.failed:
+            self._connection.transfer(SpanKind.PULL, entry.spec.name, entry.stage, priority)
+            entry.current = entry.keeps_values
 
     def _pull_rows(self, entry: Entry, ids: Ids, outputs: Sequence[Any], priority: int) -> None:
         self._refuse_updater("row_sparse_pull", entry.spec.name)
@@ -385,7 +392,7 @@ class AutoByteKVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         """Return the value of a key that the workers update."""
         assert self._values is not None
         if name not in self._values:
-            self._connection.transfer(SpanKind.PULL, entry.spec.name, entry.stage, priority)
+            self._refresh(entry, priority)
             with mx.autograd.pause():
                 self._values[name] = entry.stage.array.copy()
         return self._values[name]

@@ -110,7 +110,7 @@ class FakeWorker:
                 continue
             name = operation.tensor.spec.name
             if self.error is None:
-                if operation.kind is not SpanKind.PULL:
+                if operation.kind not in (SpanKind.PULL, SpanKind.PULL_CHANGES):
                     self.values[name] = self.combine(operation.send)
                 if operation.kind is not SpanKind.PUSH:
                     operation.receive[:] = self.values[name]

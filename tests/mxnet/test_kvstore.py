@@ -84,6 +84,26 @@ def test_pull_gives_the_first_value_then_each_sum_not_their_total(store):
         assert out.asnumpy().tolist() == [total] * 3
 
 
+def test_a_value_that_cannot_have_changed_is_not_fetched_again(store, worker):
+    outs = [ones(2) for _ in range(3)]
+    store.init("a", ones(2))
+    store.pull("a", out=outs[0])
+    store.pull("a", out=outs[1])
+    store.pushpull("a", ones(2))
+    store.pull("a", out=outs[2])
+    assert [out.asnumpy().tolist() for out in outs] == [[1, 1], [1, 1], [2, 2]]
+    assert [kind for kind, _, _ in worker.seen] == [SpanKind.PULL, SpanKind.PUSH_PULL]
+
+
+def test_an_asynchronous_value_is_fetched_each_time(worker):
+    store, out = mx.kv.create("dist_async_autobyte"), ones(2)
+    store.init("a", ones(2))
+    store.pull("a", out=out)
+    store.pull("a", out=out)
+    mx.nd.waitall()
+    assert [kind for kind, _, _ in worker.seen] == [SpanKind.PULL, SpanKind.PULL_CHANGES]
+
+
 def test_push_is_a_snapshot(store):
     store.init("a", ones(2))
     value, out = ones(2), ones(2)
