@@ -26,8 +26,8 @@ from ps import messages
 from ps.book import LedgerError
 from ps.commands import Commands
 from ps.config import Role, Settings
-from ps.console import version_option
-from ps.errors import AutoByteError, ErrorCode, SettingsError
+from ps.console import run_process, version_option
+from ps.errors import ErrorCode
 from ps.link import Receiver
 from ps.membership import Membership
 from ps.messages import Span
@@ -292,22 +292,17 @@ class Server:
 )
 def serve(modules: tuple[str, ...]) -> None:
     """Run a server of a job, as the variables in its environment say (docs/settings.md)."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
-    try:
+
+    def run() -> int:
         settings = Settings.from_env(Role.SERVER)
-        modules = (*settings.optimizer_modules, *modules)
-        server = Server(msgspec.structs.replace(settings, optimizer_modules=modules))
+        chosen = (*settings.optimizer_modules, *modules)
+        server = Server(msgspec.structs.replace(settings, optimizer_modules=chosen))
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: server.stop("stopped by a signal"))
         keep_freed_memory()
-        code = server.run()
-    except SettingsError as error:
-        print(f"autobyte-server: {error}", file=sys.stderr)
-        code = 2
-    except AutoByteError as error:
-        print(f"autobyte-server: {error}", file=sys.stderr)
-        code = 1
-    sys.exit(code)
+        return server.run()
+
+    run_process("autobyte-server", run)
 
 
 def main() -> None:

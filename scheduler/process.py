@@ -25,8 +25,8 @@ import zmq
 
 from ps import messages
 from ps.config import Role, Settings
-from ps.console import version_option
-from ps.errors import AutoByteError, SettingsError
+from ps.console import run_process, version_option
+from ps.errors import SettingsError
 from ps.membership import MAX_CONTROL_BYTES
 from ps.messages import ControlMessage
 from ps.network import endpoint, scheduler_hosts
@@ -413,22 +413,17 @@ class Scheduler:
 @version_option()
 def schedule() -> None:
     """Run the scheduler of a job, as the variables in its environment say (docs/settings.md)."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
-    try:
+
+    def run() -> int:
         settings = Settings.from_env(Role.SCHEDULER)
         scheduler = Scheduler(settings, create(settings.tuner, settings))
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(
                 number, lambda number, _: scheduler.stop(f"the scheduler was stopped by {signal.Signals(number).name}")
             )
-        code = scheduler.run()
-    except SettingsError as error:
-        print(f"autobyte-scheduler: {error}", file=sys.stderr)
-        code = 2
-    except AutoByteError as error:
-        print(f"autobyte-scheduler: {error}", file=sys.stderr)
-        code = 1
-    sys.exit(code)
+        return scheduler.run()
+
+    run_process("autobyte-scheduler", run)
 
 
 def main() -> None:
