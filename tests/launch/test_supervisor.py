@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Callable, Iterator, Sequence
 
 import msgspec
@@ -114,19 +115,22 @@ def test_a_dead_server_ends_the_job() -> None:
     ]
 
 
-def test_who_does_not_listen_is_killed() -> None:
-    code, _, stderr = run(nodes("exit 7", f"trap '' TERM; {FOR_EVER}"), grace_seconds=0.3)
+def test_who_does_not_listen_is_killed(tmp_path: Path) -> None:
+    deaf = tmp_path / "deaf"
+    until_deaf = f"until [ -e {deaf} ]; do sleep 0.02; done"
+    code, _, stderr = run(nodes(f"{until_deaf}; exit 7", f"trap '' TERM; touch {deaf}; {FOR_EVER}"), grace_seconds=0.3)
     assert code == 7
     assert stderr[-2] == "[launcher] killing worker 1: still there 0.3 s after being told to end"
 
 
 def test_nobody_waits_for_a_process_that_was_called_wrongly() -> None:
     began = time.monotonic()
-    code, _, stderr = run(nodes("echo 'no such option' >&2; exit 2", FOR_EVER), grace_seconds=20.0)
+    wrongly = "echo 'no such option' >&2; exit 2"
+    code, _, stderr = run(nodes(wrongly, FOR_EVER, server=FOR_EVER, scheduler=FOR_EVER), grace_seconds=20.0)
     assert code == 2 and time.monotonic() - began < 10.0
     assert stderr[1:] == [
         "[launcher] worker 0 failed with exit code 2",
-        "[launcher] ending worker 1: the job has failed",
+        "[launcher] ending scheduler, server 0, worker 1: the job has failed",
         "[launcher] job failed: worker 0 failed with exit code 2: no such option",
     ]
 
