@@ -38,12 +38,13 @@ _PUSHES = frozenset([SpanKind.PUSH, SpanKind.PUSH_PULL, SpanKind.PUSH_ROWS])
 class _Key:
     """One tensor at this worker: its round, the operation under way and those behind it."""
 
-    __slots__ = ("tensor", "dtype", "size", "encoder", "version", "active", "waiting", "failed")
+    __slots__ = ("tensor", "dtype", "size", "shards", "encoder", "version", "active", "waiting", "failed")
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
         self.dtype = np.dtype(tensor.spec.dtype)
         self.size = tensor.shards[-1].stop
+        self.shards = [shard for shard in tensor.shards if shard.start < shard.stop]
         codec = tensor.spec.codec
         self.encoder = None if codec is None else codec.encoder(self.size, self.dtype)
         self.version = 0
@@ -134,9 +135,7 @@ class Exchange:
             encoder.begin(operation.version, send)
             payload = None
         itemsize = key.dtype.itemsize
-        for shard in key.tensor.shards:
-            if shard.start == shard.stop:
-                continue
+        for shard in key.shards:
             ranges: Iterator[tuple[int, int]]
             if kind is SpanKind.PULL_CHANGES:
                 ranges = iter(((operation.known, 0),))
@@ -207,15 +206,8 @@ class Exchange:
             The answer fits no operation of this worker: the server is not what it says.
         """
         end = offset
-        if span.kind is SpanKind.ERROR:
-            end += span.count
-            if payload is not None:
-                self._server_error(span, bytes(payload[offset:end]), now)
-        elif span.kind is SpanKind.DONE:
-            key, _ = self._target(span)
-            if key is not None:
-                self._advance(key, span.count, now)
-        elif span.kind is SpanKind.RESULT:
+        kind = span.kind
+        if kind is SpanKind.RESULT:
             key, target = self._target(span)
             known = key or self._keys.get(span.tensor_id)
             if known is None or payload is None:
@@ -224,9 +216,17 @@ class Exchange:
             if key is not None and target is not None:
                 if end > payload.nbytes:
                     raise AutoByteError(f"a server sent a payload that is shorter than its span {span}")
-                np.copyto(target, _raw(payload[offset:end], span, key))
+                target[:] = _raw(payload, offset, end, span, key)
                 self._advance(key, span.count, now)
-        elif span.kind is SpanKind.CHANGES:
+        elif kind is SpanKind.DONE:
+            key, _ = self._target(span)
+            if key is not None:
+                self._advance(key, span.count, now)
+        elif kind is SpanKind.ERROR:
+            end += span.count
+            if payload is not None:
+                self._server_error(span, bytes(payload[offset:end]), now)
+        elif kind is SpanKind.CHANGES:
             end += span.encoded_bytes
             key, _ = self._target(span)
             if key is not None:
@@ -312,12 +312,12 @@ class Exchange:
                 self._finish(key, key.failed, now)
 
 
-def _raw(payload: memoryview, span: Span, key: _Key) -> NDArray[np.uint8]:
-    """Return the bytes of the elements that an answer brings."""
+def _raw(payload: memoryview, start: int, end: int, span: Span, key: _Key) -> NDArray[np.uint8]:
+    """Return the bytes of the elements that an answer brings in bytes ``start`` to ``end``."""
     codec = key.tensor.spec.codec
     if span.encoded_bytes == 0 or codec is None:
-        return np.frombuffer(payload, np.uint8)
-    return codec.decode(payload, span.count, key.dtype).view(np.uint8)
+        return np.frombuffer(payload, np.uint8, end - start, start)
+    return codec.decode(payload[start:end], span.count, key.dtype).view(np.uint8)
 
 
 def error_for(what: object, error: AutoByteError) -> AutoByteError:

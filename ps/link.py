@@ -436,9 +436,9 @@ class LinkGroup:
         link = self.links[peer]
         if not link._queue:
             # Skew counts from when both were busy: whoever joins starts level with the slowest.
-            link.progress_bytes = min(
-                (other.progress_bytes for other in self.links.values() if other._queue), default=link.progress_bytes
-            )
+            busy = [other.progress_bytes for other in self.links.values() if other._queue]
+            if busy:
+                link.progress_bytes = min(busy)
         link.put(transfer, now)
 
     def pop(self, now: float) -> Optional[tuple[Link, Message]]:

@@ -131,24 +131,22 @@ class Operation:
 class Handle:
     """The pending result of an asynchronous call of :class:`ps.Worker`."""
 
-    __slots__ = ("_event", "_error", "_result", "_what", "_limit_seconds")
+    __slots__ = ("_pending", "_error", "_result", "_what", "_limit_seconds", "done")
 
     def __init__(self, what: str, limit_seconds: float, result: Optional[NDArray[Any]] = None) -> None:
-        self._event = threading.Event()
+        self.done = False  #: whether :meth:`wait` would return (or raise) at once
+        self._pending = threading.Lock()  # held until the end; an Event costs ten times as much
+        self._pending.acquire()
         self._error: Optional[AutoByteError] = None
         self._result = result
         self._what = what
         self._limit_seconds = limit_seconds
 
-    @property
-    def done(self) -> bool:
-        """Whether :meth:`wait` would return (or raise) at once."""
-        return self._event.is_set()
-
     def complete(self, error: Optional[AutoByteError]) -> None:
-        """Called by the communication thread: the operation has ended."""
+        """Called by the communication thread, once: the operation has ended."""
         self._error = error
-        self._event.set()
+        self.done = True
+        self._pending.release()
 
     def wait(self, timeout_seconds: Optional[float] = None) -> Optional[NDArray[Any]]:
         """Wait for the end of the operation and return its result (None for a push).
@@ -161,8 +159,10 @@ class Handle:
             ``timeout_seconds`` (default: the job's deadline and a little more) passed. The operation goes on.
         """
         limit = self._limit_seconds if timeout_seconds is None else timeout_seconds
-        if not self._event.wait(min(limit, threading.TIMEOUT_MAX)):
-            raise DeadlineExceeded(f"{self._what}: not complete after {limit:g} s")
+        if not self.done:
+            if not self._pending.acquire(timeout=max(0.0, min(limit, threading.TIMEOUT_MAX))):
+                raise DeadlineExceeded(f"{self._what}: not complete after {limit:g} s")
+            self._pending.release()  # for others that wait
         if self._error is not None:
             raise self._error
         return self._result

@@ -11,6 +11,7 @@ wrong with an operation goes back to the worker as an error that names key, rank
 
 from __future__ import annotations
 
+import gc
 import logging
 import signal
 import sys
@@ -94,6 +95,7 @@ class Server:
                 self._commands = Commands(self.rank, self._book, self.settings.optimizer_modules)
                 self._traffic.counters.rank = self.rank
                 self._traffic.configure(started.config)
+                gc.freeze()  # what has been imported stays: no need to look at it again and again
                 with np.errstate(all="ignore"):  # a sum that overflows is inf, or wraps around, as in any other sum
                     self._loop()
                 self._membership.send(messages.Leave(self._ending or ""))

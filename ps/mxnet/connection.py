@@ -19,7 +19,7 @@ from ps.messages import SpanKind, TensorSpec
 from ps.mxnet import engine
 from ps.mxnet.errors import for_mxnet, raised_for_mxnet
 from ps.mxnet.stage import Stage
-from ps.mxnet.timing import StepMarkers, StepTimer
+from ps.mxnet.timing import Step, StepMarkers, StepTimer
 from ps.operation import Operation
 from ps.worker import Worker
 
@@ -95,22 +95,10 @@ class Connection:
         What was written to the stage before is sent; whoever reads it afterwards waits for the result, or for the
         error.
         """
-        send = None if kind is SpanKind.PULL else stage.memory
-        receive = None if kind is SpanKind.PUSH else stage.memory
-
-        def begin(done: Callable[[Optional[AutoByteError]], None]) -> None:
-            def end(error: Optional[AutoByteError]) -> None:
-                if error is None and kind is SpanKind.PULL:
-                    stage.pulled = operation.version
-                done(error)
-
-            known, stage.pulled = stage.pulled, None
-            operation = Operation(self.worker.tensor(name), kind, send, receive, priority, end, settings)
-            if kind is SpanKind.PULL and known is not None:
-                operation.kind, operation.known = SpanKind.PULL_CHANGES, known
-            self.worker.submit(operation)
-
-        self.operate(begin, kind is not SpanKind.PULL, priority, mutable=[stage.array])
+        self.check()
+        step = self._timer.pushed(priority) if kind is not SpanKind.PULL else None
+        engine.push(_Transfer(self, kind, name, stage, priority, settings, step).start, mutable=[stage.array])
+        self.check()  # the naive engine has ended the operation already
 
     def operate(
         self,
@@ -137,19 +125,26 @@ class Connection:
         step = self._timer.pushed(priority) if pushes else None
 
         def start(completion: engine.Completion) -> None:
-            def done(error: Optional[AutoByteError]) -> None:
-                if error is not None:
-                    self._note(error)
-                elif step is not None:
-                    self._timer.answered(step, priority, time.monotonic())
-                completion(error)
-
-            if step is not None:
-                self._timer.ready(step, time.monotonic())
-            begin(done)
+            self.began(step)
+            begin(lambda error: self.ended(completion, error, step, priority))
 
         engine.push(start, const=const, mutable=mutable)
         self.check()  # the naive engine has ended the operation already
+
+    def began(self, step: Optional[Step]) -> None:
+        """The engine has begun an operation; a gradient of ``step`` is ready."""
+        if step is not None:
+            self._timer.ready(step, time.monotonic())
+
+    def ended(
+        self, completion: engine.Completion, error: Optional[AutoByteError], step: Optional[Step], priority: int
+    ) -> None:
+        """End an operation with its result or its error."""
+        if error is not None:
+            self._note(error)
+        elif step is not None:
+            self._timer.answered(step, priority, time.monotonic())
+        completion(error)
 
     def _note(self, error: AutoByteError) -> None:
         if not self.failed:
@@ -186,6 +181,52 @@ class Connection:
         """Refuse everything from now on."""
         self._unusable = reason
         self._markers.remove()
+
+
+class _Transfer:
+    """A push, pull or push-pull of a stage: one object, not many closures, since each step has one for each tensor."""
+
+    __slots__ = ("connection", "kind", "name", "stage", "priority", "settings", "step", "completion", "operation")
+
+    def __init__(
+        self,
+        connection: Connection,
+        kind: SpanKind,
+        name: str,
+        stage: Stage,
+        priority: int,
+        settings: bytes,
+        step: Optional[Step],
+    ) -> None:
+        self.connection = connection
+        self.kind = kind
+        self.name = name
+        self.stage = stage
+        self.priority = priority
+        self.settings = settings
+        self.step = step
+
+    def start(self, completion: engine.Completion) -> None:
+        """What was written to the stage before is there: send it."""
+        kind, stage = self.kind, self.stage
+        self.completion = completion
+        self.connection.began(self.step)
+        send = None if kind is SpanKind.PULL else stage.memory
+        receive = None if kind is SpanKind.PUSH else stage.memory
+        known, stage.pulled = stage.pulled, None
+        if kind is SpanKind.PULL and known is not None:
+            kind = SpanKind.PULL_CHANGES
+        worker = self.connection.worker
+        self.operation = Operation(
+            worker.tensor(self.name), kind, send, receive, self.priority, self.done, self.settings, known or 0
+        )
+        worker.submit(self.operation)
+
+    def done(self, error: Optional[AutoByteError]) -> None:
+        """It has ended."""
+        if error is None and self.kind is SpanKind.PULL:
+            self.stage.pulled = self.operation.version
+        self.connection.ended(self.completion, error, self.step, self.priority)
 
 
 _connection: Optional[Connection] = None

@@ -11,7 +11,7 @@ Three things keep this safe:
 * The engine gets numbers, never pointers to Python objects. An operation stays in :data:`_operations` until the
   engine has destroyed it, which it tells through the deleter: so :func:`drain` knows of operations that wait, that
   run, and that the engine skipped since an array before them was in error.
-* The engine's ``CallbackOnComplete`` lives on the stack of its caller; it is copied in the callback.
+* The engine's ``CallbackOnComplete`` lives on the stack of its caller; what is in it is copied in the callback.
 * An operation can end with an error, a C++ ``std::runtime_error``, which MXNet raises to whoever waits for its
   arrays. Not every engine passes it on (the naive one does not, nor do builds with another C++ library):
   :func:`errors_reach_waiters` tries.
@@ -27,9 +27,10 @@ import time
 from typing import Any, Callable, Optional, Sequence
 
 import mxnet as mx
-from mxnet.base import _LIB, NDArrayHandle, check_call
+from mxnet.base import check_call
 
 from ps.errors import AutoByteError, Closed
+from ps.mxnet.arrays import function_type, handles, library
 from ps.mxnet.errors import for_mxnet
 
 __all__ = ["Completion", "push", "drain", "abandon", "errors_reach_waiters"]
@@ -49,11 +50,13 @@ class _Context(ctypes.Structure):
 
 _StartFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.POINTER(_OnComplete), ctypes.c_void_p)
 _DeleterFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-_CompleteFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+_CompleteFunction = function_type(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 
-_CPU = _Context(1, 0)
+_complete_function = functools.cache(_CompleteFunction)
+
+_CPU = ctypes.byref(_Context(1, 0))
 #: FnProperty::kCPUPrioritized: threads of their own, so that a callback does not queue behind the backward pass.
-_PRIORITIZED = ctypes.c_int(3)
+_PRIORITIZED = ctypes.byref(ctypes.c_int(3))
 
 
 def _register(error: type[AutoByteError]) -> None:
@@ -69,59 +72,65 @@ for _subclass in AutoByteError.__subclasses__():
 class Completion:
     """Ends one started operation: call it once, with None or the error. Later calls do nothing."""
 
-    __slots__ = ("_once",)
+    __slots__ = ("_number", "start")
 
-    def __init__(self, on_complete: _OnComplete) -> None:
-        self._once = [on_complete]
+    def __init__(self, number: int, start: Callable[[Completion], None]) -> None:
+        self._number = number
+        self.start = start
 
     def __call__(self, error: Optional[BaseException] = None) -> None:
-        try:
-            on_complete = self._once.pop()
-        except IndexError:
+        started = _started.pop(self._number, None)
+        if started is None:
             return
-        complete = _CompleteFunction(on_complete.function)
-        cpp = _runtime_error()
-        if error is None or cpp is None:
-            complete(on_complete.engine, on_complete.param, None)
+        function, engine, param = started
+        complete = _complete_function(function)
+        cpp = None if error is None else _runtime_error()
+        if cpp is None:
+            complete(engine, param, None)
             return
         construct, destroy = cpp
         exception = ctypes.create_string_buffer(64)  # it needs two pointers
         construct(exception, f"{type(error).__name__}: {error}".encode())
-        complete(on_complete.engine, on_complete.param, ctypes.addressof(exception))
+        complete(engine, param, ctypes.addressof(exception))
         destroy(exception)
 
 
-class _Operation:
-    """One operation that the engine has not destroyed yet."""
-
-    __slots__ = ("start", "completion")
-
-    def __init__(self, start: Callable[[Completion], None]) -> None:
-        self.start = start
-        self.completion: Optional[Completion] = None
-
-
 _numbers = itertools.count(1)
-_operations: dict[int, _Operation] = {}
+#: By number: what the engine has not destroyed yet, and the callbacks of what has started and not ended.
+_operations: dict[int, Completion] = {}
+_started: dict[int, tuple[int, int, int]] = {}
 _changed = threading.Condition()
+_drains: list[float] = []  # until when each of the drains under way waits
+_threads = threading.local()
+
+
+def _keep_thread_state() -> None:
+    """Let the interpreter keep what it needs for this thread of the engine, which calls again and again.
+
+    Otherwise it makes and destroys that for every call, which takes longer than what the call does.
+    """
+    if not hasattr(_threads, "kept"):
+        _threads.kept = ctypes.pythonapi.PyGILState_Ensure()
 
 
 @_StartFunction  # type: ignore[untyped-decorator]
 def _start(_: int, on_complete: ctypes._Pointer[_OnComplete], number: int) -> None:
-    operation = _operations[number]
-    completion = operation.completion = Completion(_OnComplete.from_buffer_copy(on_complete.contents))
+    _keep_thread_state()
+    completion = _operations[number]
+    callback = on_complete.contents
+    _started[number] = callback.function, callback.engine, callback.param
     try:
-        operation.start(completion)
+        completion.start(completion)
     except BaseException as error:
         completion(error)
 
 
 @_DeleterFunction  # type: ignore[untyped-decorator]
 def _delete(number: int) -> None:
-    with _changed:
-        operation = _operations.pop(number)
-        _changed.notify_all()
-    del operation  # what it held dies outside the lock
+    del _operations[number]
+    if _drains:  # which are noted before they look at what is left
+        with _changed:
+            _changed.notify_all()
 
 
 def push(start: Callable[[Completion], None], *, const: Sequence[Any] = (), mutable: Sequence[Any] = ()) -> None:
@@ -136,21 +145,21 @@ def push(start: Callable[[Completion], None], *, const: Sequence[Any] = (), muta
         The arrays that it reads and writes; none may be in both.
     """
     number = next(_numbers)
-    _operations[number] = _Operation(start)
+    _operations[number] = Completion(number, start)
     check_call(
-        _LIB.MXEnginePushAsyncND(
+        library.MXEnginePushAsyncND(
             _start,
             ctypes.c_void_p(number),
             _delete,
-            ctypes.byref(_CPU),
-            (NDArrayHandle * len(const))(*(array.handle for array in const)),
-            ctypes.c_int(len(const)),
-            (NDArrayHandle * len(mutable))(*(array.handle for array in mutable)),
-            ctypes.c_int(len(mutable)),
-            ctypes.byref(_PRIORITIZED),
-            ctypes.c_int(0),
+            _CPU,
+            handles(*const),
+            len(const),
+            handles(*mutable),
+            len(mutable),
+            _PRIORITIZED,
+            0,
             b"autobyte",
-            ctypes.c_bool(False),
+            False,
         )
     )
 
@@ -159,19 +168,22 @@ def drain(limit_seconds: float) -> bool:
     """Wait until the engine has none of our operations; False where some were left after ``limit_seconds``."""
     end = time.monotonic() + limit_seconds
     with _changed:
-        while _operations:
-            if not _changed.wait(max(0.0, end - time.monotonic())):
-                return False
+        _drains.append(end)
+        try:
+            while _operations:
+                if not _changed.wait(max(0.0, end - time.monotonic())):
+                    return False
+        finally:
+            _drains.remove(end)
     return True
 
 
 def abandon(reason: str) -> None:
     """Complete every operation with :class:`ps.errors.Closed`: what has started now, the others when they start."""
     error = Closed(reason)
-    for operation in list(_operations.values()):
-        operation.start = lambda completion: completion(error)
-        if operation.completion is not None:
-            operation.completion(error)
+    for completion in list(_operations.values()):
+        completion.start = lambda started: started(error)
+        completion(error)  # nothing happens where it has not started
 
 
 @functools.cache

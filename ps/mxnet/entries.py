@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Callable, Optional, Sequence
 
-import mxnet as mx
 import numpy as np
 
 from ps.errors import AutoByteError
 from ps.messages import Mode, Storage, TensorSpec
 from ps.mxnet.arguments import Key, pairs
+from ps.mxnet.arrays import has, has_shape, paused
 from ps.mxnet.errors import TensorError, for_mxnet
 from ps.mxnet.stage import Stage
 
@@ -77,7 +77,7 @@ class Entries:
                     f"{verb}({name!r}): worker {self._rank} has initialised this key before; its value is unchanged"
                 )
             entries[name] = make(verb, name, values[0])
-        with mx.autograd.pause():
+        with paused():
             for name, values in first_values:
                 entries[name].stage.fill(values[:1])
         return entries
@@ -105,7 +105,7 @@ class Entries:
             raise for_mxnet(entry.error)
         spec, dtype = entry.spec, entry.stage.memory.dtype
         for array in arrays:
-            if array.shape != spec.shape or not (any_dtype or dtype == array.dtype):
+            if not (has_shape(array, spec.shape) if any_dtype else has(array, spec.shape, dtype)):
                 raise TensorError(
                     f"{verb}({name!r}): worker {self._rank} gave shape {array.shape} and dtype {np.dtype(array.dtype)};"
                     f" the key was initialised with shape {spec.shape} and dtype {spec.dtype}"

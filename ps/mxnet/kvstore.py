@@ -31,6 +31,7 @@ from ps.codecs import Codec
 from ps.messages import Mode, SpanKind, TensorSpec
 from ps.mxnet import sparse
 from ps.mxnet.arguments import Key, pairs
+from ps.mxnet.arrays import paused
 from ps.mxnet.compression import codec_for, codec_from
 from ps.mxnet.connection import connect
 from ps.mxnet.entries import Entries, Entry
@@ -212,7 +213,7 @@ class AutoByteKVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         inputs = pairs("row_sparse_pull", key, out)
         several = isinstance(key, (list, tuple)) and isinstance(row_ids, (list, tuple)) and len(row_ids) > 1
         ids = dict(pairs("row_sparse_pull", key, row_ids)) if several else {}
-        with mx.autograd.pause():
+        with paused():
             for name, outputs in inputs:
                 entry = self._entries.find("row_sparse_pull", name, outputs, any_dtype=True)
                 wanted = ids[name] if several else row_ids
@@ -333,7 +334,7 @@ class AutoByteKVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         value = None if self._values is None else self._value(name, entry, priority)
         fresh = [array for array in values if id(array) not in self._stale] if self._stale else values
         settings = self._optimizer.settings(name) if fresh else self._optimizer.absent()
-        with mx.autograd.pause():
+        with paused():
             if isinstance(entry.stage, OrderStage) or any(isinstance(array, BaseSparseNDArray) for array in values):
                 self._refuse_updater("push", name)
                 entry.current = False
@@ -352,7 +353,7 @@ class AutoByteKVStore(mx.kvstore.KVStore):  # type: ignore[misc]
     def _pull(self, name: Key, entry: Entry, outputs: Sequence[Any], priority: int) -> None:
         """Write the key's value to ``outputs`` of any storage type."""
         dense = [output for output in outputs if not isinstance(output, BaseSparseNDArray)]
-        with mx.autograd.pause():
+        with paused():
             if len(dense) < len(outputs):
                 rows = np.arange(entry.spec.shape[0])
                 self._pull_rows(
@@ -385,7 +386,7 @@ class AutoByteKVStore(mx.kvstore.KVStore):  # type: ignore[misc]
 
     def _deliver(self, name: Key, entry: Entry, outputs: Sequence[Any]) -> None:
         if outputs:
-            with mx.autograd.pause():
+            with paused():
                 deliver(entry.stage.array if self._values is None else self._values[name], outputs)
 
     def _value(self, name: Key, entry: Entry, priority: int) -> Any:
@@ -393,7 +394,7 @@ class AutoByteKVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         assert self._values is not None
         if name not in self._values:
             self._refresh(entry, priority)
-            with mx.autograd.pause():
+            with paused():
                 self._values[name] = entry.stage.array.copy()
         return self._values[name]
 

@@ -22,6 +22,8 @@ from mxnet.base import _LIB, check_call
 from mxnet.ndarray.ndarray import DLDataType
 from numpy.typing import NDArray
 
+from ps.mxnet.arrays import copy
+
 __all__ = ["Stage", "deliver", "new_stage"]
 
 # MXNet's table of what its arrays can be over memory of others forgets one type (kDLInt, 8 bits, 1 lane).
@@ -59,18 +61,18 @@ class Stage:
         """Have the engine copy the sum of ``values`` here, one array per device, added in this order."""
         first, *rest = (value.as_nd_ndarray() for value in values)
         if not rest:
-            first.copyto(self.array)
+            copy(first, self.array)
             return
         if self._part is None:
             on_gpu = first.context.device_type == "gpu"
             self._part = mx.nd.empty(first.shape, first.context, first.dtype)
             self._total = mx.nd.empty(first.shape, first.context, first.dtype) if on_gpu else self.array
-        first.copyto(self._total)
+        copy(first, self._total)
         for value in rest:
-            value.copyto(self._part)
+            copy(value, self._part)
             mx.nd.elemwise_add(self._total, self._part, out=self._total)
         if self._total is not self.array:
-            self._total.copyto(self.array)
+            copy(self._total, self.array)
 
     def clear(self) -> None:
         """Have the engine write -0.0 everywhere: what changes no bit of a sum that it is added to."""
@@ -81,11 +83,11 @@ class Stage:
 def deliver(source: Any, outputs: Sequence[Any]) -> None:
     """Have the engine copy ``source`` to each of ``outputs``, of which there is one; by way of it if it is a GPU's."""
     first, *others = (output.as_nd_ndarray() for output in outputs)
-    source.copyto(first)
+    copy(source, first)
     if others and first.context.device_type == "gpu" and first.dtype == source.dtype:
         source = first
     for output in others:
-        source.copyto(output)
+        copy(source, output)
 
 
 def new_stage(like: Any, allocate: Callable[[int, np.dtype[Any]], NDArray[Any]]) -> Stage:
