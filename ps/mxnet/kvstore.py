@@ -230,8 +230,11 @@ class AutoByteKVStore(mx.kvstore.KVStore):  # type: ignore[misc]
             if out is not None:
                 self._entries.find("pushpull", name, outputs[name], any_dtype=True)
             self._push(SpanKind.PUSH_PULL, name, entries[name], values, priority)
-        for name, entry in entries.items():
-            self._deliver(name, entry, outputs[name])
+        for name, values in inputs:
+            if _in_rows(entries[name], [*values, *outputs[name]]):
+                self._pull(name, entries[name], outputs[name], priority)
+            else:
+                self._deliver(name, entries[name], outputs[name])
 
     def barrier(self) -> None:
         """Wait until every worker has come here."""
@@ -334,7 +337,7 @@ class AutoByteKVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         fresh = [array for array in values if id(array) not in self._stale] if self._stale else values
         settings = self._optimizer.settings(name) if fresh else self._optimizer.absent()
         with mx.autograd.pause():
-            if isinstance(entry.stage, OrderStage) or any(isinstance(array, BaseSparseNDArray) for array in values):
+            if _in_rows(entry, values):
                 self._refuse_updater("push", name)
                 entry.current = False
                 sparse.push_rows(self._connection, entry.spec, entry.stage.array, fresh, priority, settings)
@@ -408,3 +411,8 @@ class AutoByteKVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         if value.stype == "default":
             return Entry(spec, new_stage(value, self.worker.allocate))
         return Entry(spec, OrderStage(value, gives_value=self.rank == 0))
+
+
+def _in_rows(entry: Entry, arrays: Iterable[Any]) -> bool:
+    """Return whether ``arrays`` travel as rows, without the key's stage."""
+    return isinstance(entry.stage, OrderStage) or any(isinstance(array, BaseSparseNDArray) for array in arrays)

@@ -88,6 +88,31 @@ def no_ids_give_no_rows_and_no_rows_take_part():
     return result
 
 
+@case([[], [], [0, 3]])
+def a_table_without_rows():
+    with mx.util.np_shape(True):
+        store, shape = new_store(), (0, 3)
+        store.init("a", rsp({}, shape))
+        out = rsp({}, shape)
+        store.pushpull("a", rsp({}, shape), out=out)
+        store.row_sparse_pull("a", out=out, row_ids=mx.nd.array([], dtype="int64"))
+        ids = out.indices.asnumpy().tolist()
+        store.pull("a", out=out, ignore_sparse=False)
+        return [ids, out.indices.asnumpy().tolist(), list(out.shape)]
+
+
+@case([[0, 1, 2, 3], rows(0, 6, 0, 0), rows(0, 0, 4, 0), rows(2, 2, 2, 2)])
+def pushpull_brings_all_rows_of_the_sum_to_outputs_of_any_kind():
+    store, out, gradient = new_store(), mx.nd.zeros((4, 3)), rsp({1: 3})
+    store.init(["sparse", "dense"], [rsp({0: 9}), mx.nd.ones((4, 3))])
+    store.pushpull("sparse", gradient)
+    result = [gradient.indices.asnumpy().tolist(), gradient.data.asnumpy().tolist()]
+    store.pushpull("dense", rsp({2: 2}), out=out)
+    result.append(out.asnumpy().tolist())
+    store.pushpull("sparse", mx.nd.ones((4, 3)), out=out)
+    return [*result, out.asnumpy().tolist()]
+
+
 @case([rows(2, 0), rows(2, 0), rows(0), rows(2)])
 def several_outputs_with_the_same_ids_or_their_own():
     store = new_store()
