@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import operator
 import threading
-from typing import TYPE_CHECKING, Any, Callable, Optional
+from typing import Any, Callable, Optional
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ps.errors import AutoByteError, DeadlineExceeded, TensorError
 from ps.messages import MAX_NAME_LENGTH, SpanKind, Tensor
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-__all__ = ["Operation", "Handle", "VERBS", "checked_name"]
+__all__ = ["Operation", "Handle", "VERBS", "checked_array", "checked_name"]
 
 #: How an operation is called in messages to the user.
 VERBS = {
@@ -50,6 +50,20 @@ def checked_name(name: object, what: str) -> str:
     except UnicodeEncodeError as error:
         raise TensorError(f"{what}: the name {name[:80]!r} is no valid Unicode: {error.reason}") from None
     return name
+
+
+def checked_array(value: Any, what: str) -> NDArray[Any]:
+    """Return ``value`` as an array in this machine's byte order, in which everything travels.
+
+    Raises
+    ------
+    TypeError
+        It is a masked array: servers sum all elements, and some of these have no value.
+    """
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError(f"{what}: a masked array has elements without a value; say what they count as: array.filled(0)")
+    array = np.asarray(value)
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
 def _checked_priority(priority: object, what: str) -> int:
