@@ -291,6 +291,8 @@ class CommunicationLoop:
                 for message in membership.receive(now):
                     self._control(message, now)
             self._send(now)
+            if self._exchange.broken is not None:
+                raise self._exchange.broken
             if now >= self._next_check:
                 self._next_check = now + CHECK_SECONDS
                 self._check(now)

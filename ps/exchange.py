@@ -7,6 +7,7 @@ Invariants:
 * Operations of one key run one after the other in the order of their submission, so that program order holds
   whatever the priorities, and an answer never mixes rounds.
 * Every operation ends exactly once: with its result, with an error of a server, with the loss of a node, or late.
+  A ``done`` that raises ends all others with an error.
 * After the loss of a node every later operation fails at once with the same reason; after that of a worker, those on
   asynchronous keys go on.
 """
@@ -68,11 +69,14 @@ class Exchange:
         Why nothing succeeds any more; None while all is well.
     no_rounds
         Why nothing succeeds that needs all workers.
+    broken
+        What a caller's ``done`` has raised: the loop is to end with it. None while all is well.
     """
 
     def __init__(self, traffic: Traffic, find_place: FindPlace) -> None:
         self.unusable: Optional[AutoByteError] = None
         self.no_rounds: Optional[AutoByteError] = None
+        self.broken: Optional[AutoByteError] = None
         self._traffic = traffic
         self._find_place = find_place
         self._keys: dict[int, _Key] = {}
@@ -106,7 +110,7 @@ class Exchange:
     def _begin(self, key: _Key, operation: Operation, now: float) -> None:
         error = self.unusable or key.failed or (self.no_rounds if key.tensor.spec.mode is Mode.SYNC else None)
         if error is not None:
-            operation.done(error_for(operation, error))
+            self.tell(operation, operation.done, error_for(operation, error))
             return
         if operation.kind in _PUSHES:
             assert operation.send is not None
@@ -115,7 +119,7 @@ class Exchange:
         operation.version = key.version
         operation.remaining = key.size if operation.receive is None else operation.receive.size
         if operation.remaining == 0:
-            operation.done(None)
+            self.tell(operation, operation.done, None)
             return
         operation.started_at = now
         key.active = operation
@@ -277,9 +281,20 @@ class Exchange:
         assert operation is not None
         key.active = None
         self._active.pop(key.tensor.id, None)
-        operation.done(error)
+        self.tell(operation, operation.done, error)
         while key.waiting and key.active is None:
             self._begin(key, key.waiting.popleft(), now)
+
+    def tell(
+        self, what: object, done: Callable[[Optional[AutoByteError]], None], error: Optional[AutoByteError]
+    ) -> None:
+        """Call ``done``, the caller's own code: what it raises must not keep others from being told."""
+        try:
+            done(error)
+        except BaseException as raised:  # SystemExit would end the thread without a word
+            failure = AutoByteError(f"done of {what} raised {raised!r}")
+            failure.__cause__ = raised
+            self.broken = self.broken or failure
 
     # ------------------------------------------------------------------------------------- failures
 

@@ -93,7 +93,8 @@ class Operation:
     priority
         Larger is more urgent, as in MXNet. An integer of 64 bits: anything else is a TypeError or ValueError here.
     done
-        Called once, on the communication thread, with None or the error. It must not block.
+        Called once, on the communication thread, with None or the error. It must not block, nor raise: that would fail
+        the job.
     known
         Of ``PULL_CHANGES``: the ``version`` of the operation that left what is in ``receive``.
     settings

@@ -286,3 +286,41 @@ with ps.Worker() as worker:
     with Cluster(workers=2, servers=1) as cluster:
         cluster.run(source, timeout=20)
         assert cluster.finish() == [0, 0]
+
+
+def test_a_done_that_raises_fails_the_job_and_every_other_operation() -> None:
+    source = """
+import numpy as np, ps, sys
+from ps.messages import SpanKind
+from ps.operation import Operation
+
+def error_of(call):
+    try:
+        call()
+    except ps.AutoByteError as error:
+        return f"{type(error).__name__}: {error}"
+
+worker = ps.Worker()
+worker.init({"a": np.zeros(3, "float32"), "b": np.zeros(3, "float32"), "c": np.zeros(3, "float32")})
+if worker.rank == 1:
+    print(error_of(worker.push_pull("b", np.ones(3, "float32")).wait))
+else:
+    def done(error):
+        sys.exit("a bug")
+
+    pending = worker.push("c", np.ones(3, "float32"))
+    worker.submit(Operation(worker.tensor("a"), SpanKind.PULL, None, np.empty(3, "float32"), 0, done))
+    behind = worker.pull("a")
+    for call in pending.wait, behind.wait, lambda: worker.pull("b").wait(), worker.barrier:
+        print(error_of(call))
+worker.close("failed")
+"""
+    said = "done of pull('a') raised SystemExit('a bug')"
+    with Cluster(workers=2, servers=1, env={"AUTOBYTE_DEADLINE_SECONDS": "60"}) as cluster:
+        first, second = cluster.run(source, timeout=20)
+        assert [line.startswith("AutoByteError: ") and said in line for line in first.stdout.splitlines()] == [True] * 4
+        assert 'sys.exit("a bug")' in first.stderr, "the log has the traceback"
+        assert second.stdout.startswith("PeerLost: ") and "'b'" in second.stdout
+        assert "worker 0 was lost: " in second.stdout and said in second.stdout
+        assert cluster.finish()[0] == 1
+        assert said in cluster.scheduler.stderr
