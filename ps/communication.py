@@ -26,7 +26,7 @@ from ps import messages
 from ps.calls import Call, Calls
 from ps.config import CommConfig, Role, Settings
 from ps.errors import AutoByteError, Closed, PeerLost
-from ps.exchange import Exchange
+from ps.exchange import Exchange, error_for
 from ps.link import Receiver
 from ps.membership import Membership
 from ps.messages import Tensor, TensorSpec
@@ -195,7 +195,7 @@ class CommunicationLoop:
             call.complete(self._why_closed(call.what))
 
     def _why_closed(self, what: str) -> AutoByteError:
-        return self._exchange.unusable or Closed(f"{what}: the store is closed")
+        return error_for(what, self._exchange.unusable or Closed("the store is closed"))
 
     def configure(self, config: CommConfig) -> None:
         """Use ``config`` from the next operation on, at this worker."""
@@ -238,10 +238,10 @@ class CommunicationLoop:
             self._end(context, membership)
 
     def _end(self, context: zmq.Context[zmq.Socket[bytes]], membership: Optional[Membership]) -> None:
-        """Fail what is left, close everything, and release whoever waits for this thread."""
+        """Close everything, then fail what is left, whose memory nobody reads any more, and release who waits."""
         with self._lock:
             self._ended = True
-        self._fail_everything(lambda what: Closed(f"{what}: the store is closed"))
+        why = self._exchange.unusable = self._exchange.unusable or Closed("the store is closed")
         while self._inbox:
             self._inbox.popleft()()
         for server in self._servers:
@@ -249,6 +249,7 @@ class CommunicationLoop:
         if membership is not None:
             membership.close()
         context.term()
+        self._fail_everything(lambda what: error_for(what, why))
         os.close(self._wake_read)
         os.close(self._wake_write)
         self._started.set()
@@ -452,13 +453,21 @@ class CommunicationLoop:
             if self._exchange.busy and now - server.heard_at > PROBE_SECONDS:
                 server.heard_at = now
                 self._greet(server)
-        self._exchange.expire(self.deadline_seconds, DEADLINE_GRACE_SECONDS, now)
+        late = self._exchange.late(self.deadline_seconds + DEADLINE_GRACE_SECONDS, now)
+        if late is not None:
+            self._give_up(late)
         self._calls.expire(self.deadline_seconds, DEADLINE_GRACE_SECONDS, now)
         observation = self.traffic.report(now)
         if observation is not None:
             self._membership.send(messages.Report(observation))
         if self._leaving is not None:
             self._leave_when_done(now)
+
+    def _give_up(self, error: AutoByteError) -> None:
+        """Leave the job, since a server does not answer. Operations end when their memory is not read any more."""
+        self._exchange.unusable = error
+        self._membership.send(messages.Leave(f"worker {self.rank}: {error}"))
+        self._stop_at = 0.0
 
     # ---------------------------------------------------------------------------------------- leaving
 

@@ -8,6 +8,7 @@ Invariants:
   whatever the priorities, and an answer never mixes rounds.
 * Every operation ends exactly once: with its result, with an error of a server, with the loss of a node, or late.
   A ``done`` that raises ends all others with an error.
+* Late answers are dropped: nothing is written to an operation's memory once it has ended.
 * After the loss of a node every later operation fails at once with the same reason; after that of a worker, those on
   asynchronous keys go on.
 """
@@ -314,17 +315,16 @@ class Exchange:
         for operation in operations:
             self._finish(self._keys[operation.tensor.id], error_of(str(operation)), now)
 
-    def expire(self, deadline_seconds: float, grace_seconds: float, now: float) -> None:
-        """Fail what has been under way for longer than deadline and grace: the servers should have said why."""
-        for operation in list(self._active.values()):
-            if operation.started_at + deadline_seconds + grace_seconds < now:
+    def late(self, limit_seconds: float, now: float) -> Optional[AutoByteError]:
+        """Return what to say where an operation has been under way for longer: the servers should have ended it."""
+        for operation in self._active.values():
+            if operation.started_at + limit_seconds < now:
                 servers = sorted({shard.server for shard in operation.tensor.shards})
-                key = self._keys[operation.tensor.id]
-                key.failed = DeadlineExceeded(
-                    f"{operation}: {operation.remaining} of {key.size} elements not answered after"
-                    f" {deadline_seconds:g} s by servers {servers}; is one of them stopped or cut off?"
+                return DeadlineExceeded(
+                    f"servers {servers} have not answered {operation.remaining} elements of {operation} after"
+                    f" {now - operation.started_at:.1f} s; is one of them stopped or cut off?"
                 )
-                self._finish(key, key.failed, now)
+        return None
 
 
 def _raw(payload: memoryview, span: Span, key: _Key) -> NDArray[np.uint8]:
