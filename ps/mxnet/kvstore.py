@@ -247,14 +247,20 @@ class AutoByteKVStore(mx.kvstore.KVStore):  # type: ignore[misc]
 
         The updater runs in this process, as in MXNet's local stores (their dist stores ignore it). All workers get the
         same sums; with the same updater they keep the same values. It begins with the values that the keys have now.
+        Where an optimizer is set on the servers it is removed: collective, then.
 
         Parameters
         ----------
         updater
             Changes ``value`` in place, by operations of MXNet; not to be called with values of earlier calls.
         """
+        if self._mode is not Mode.SYNC:
+            raise NotImplementedError("set_updater: asynchronous workers get no common sums; use set_optimizer")
+        self._connection.drain()
+        with raised_for_mxnet():
+            self._optimizer.remove()
         self._updater = updater
-        self._values = {}
+        self._values = self._values or {}
 
     _set_updater = set_updater
 
@@ -276,6 +282,8 @@ class AutoByteKVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         SettingsError
             The servers do not know the class, or it needs whole tensors and keys are spread over servers already.
         """
+        if self._values is not None:
+            self._hand_over()
         self._connection.drain()
         with raised_for_mxnet():
             self._optimizer.set(optimizer, self._entries.specs())
@@ -399,6 +407,23 @@ class AutoByteKVStore(mx.kvstore.KVStore):  # type: ignore[misc]
             with mx.autograd.pause():
                 self._values[name] = entry.stage.array.copy()
         return self._values[name]
+
+    def _hand_over(self) -> None:
+        """Make what the workers have updated the servers' values: the sum of rank 0's and of nothing."""
+        for name, spec in self._entries.specs().items():
+            entry = self._entries.find("set_optimizer", name, [])
+            if isinstance(entry.stage, OrderStage):
+                continue
+            if spec.codec is not None:
+                raise NotImplementedError(f"set_optimizer: key {name!r} is compressed, and an updater has its value")
+            value = self._value(name, entry, 0)
+            with mx.autograd.pause():
+                if self.rank == 0:
+                    entry.stage.fill([value])
+                else:
+                    entry.stage.clear()
+            self._connection.transfer(SpanKind.PUSH, spec.name, entry.stage, 0)
+            entry.current = False
 
     def _new_entry(self, verb: str, name: Key, value: Any) -> Entry:
         """Return an entry for a key with values such as ``value``."""

@@ -94,6 +94,12 @@ class StoreOptimizer:
         self._baseline = {f"parameters.{name}": value for name, value in description.parameters.items()}
         self._sent = {}
 
+    def remove(self) -> None:
+        """Have the servers keep sums again, where they do not. Collective then; nothing of the store is under way."""
+        if self.optimizer is not None:
+            self._worker.command("optimizer/remove", self._store.encode())
+            self.optimizer, self._name = None, ""
+
     def settings(self, key: Key) -> bytes:
         """Count an update of ``key`` and return what its push has to bring along; empty where nothing changed."""
         optimizer = self.optimizer
