@@ -171,8 +171,10 @@ class AutoByteKVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         priority
             Larger is more urgent; Trainer passes minus the parameter's index.
         """
-        for name, values in pairs("push", key, value):
-            self._push(SpanKind.PUSH, name, self._entries.find("push", name, values), values, priority)
+        inputs = pairs("push", key, value)
+        entries = {name: self._entries.find("push", name, values) for name, values in inputs}
+        for name, values in inputs:
+            self._push(SpanKind.PUSH, name, entries[name], values, priority)
 
     def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> None:
         """Write the key's value to ``out``, and nothing else: what this worker's earlier operations left, or round 0's.
@@ -226,9 +228,9 @@ class AutoByteKVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         inputs = pairs("pushpull", key, value)
         outputs = dict(inputs if out is None else pairs("pushpull", key, out))
         entries = {name: self._entries.find("pushpull", name, values) for name, values in inputs}
+        for name in entries:
+            self._entries.find("pushpull", name, outputs[name], any_dtype=True)
         for name, values in inputs:
-            if out is not None:
-                self._entries.find("pushpull", name, outputs[name], any_dtype=True)
             self._push(SpanKind.PUSH_PULL, name, entries[name], values, priority)
         for name, values in inputs:
             if _in_rows(entries[name], [*values, *outputs[name]]):
