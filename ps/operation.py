@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ps.errors import AutoByteError, DeadlineExceeded, TensorError
 from ps.messages import MAX_NAME_LENGTH, SpanKind, Tensor
 
-__all__ = ["Operation", "Handle", "VERBS", "checked_array", "checked_name"]
+__all__ = ["Operation", "Handle", "VERBS", "checked_array", "checked_name", "checked_priority"]
 
 #: How an operation is called in messages to the user.
 VERBS = {
@@ -66,7 +66,7 @@ def checked_array(value: Any, what: str) -> NDArray[Any]:
     return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
-def _checked_priority(priority: object, what: str) -> int:
+def checked_priority(priority: object, what: str) -> int:
     """Return ``priority`` as the integer that travels; ``what`` is the call that it was given to."""
     try:
         number = int(operator.index(priority))  # type: ignore[arg-type]  # that is the question
@@ -130,7 +130,7 @@ class Operation:
         self.kind = kind
         self.send = send
         self.receive = receive
-        self.priority = _checked_priority(priority, f"{VERBS[kind]}({tensor.spec.name!r})")
+        self.priority = checked_priority(priority, f"{VERBS[kind]}({tensor.spec.name!r})")
         self.done = done
         self.settings = settings
         self.known = known

@@ -38,6 +38,7 @@ from ps.mxnet.errors import TensorError, raised_for_mxnet
 from ps.mxnet.optimizer_client import StoreOptimizer
 from ps.mxnet.sparse import OrderStage
 from ps.mxnet.stage import deliver, new_stage
+from ps.operation import checked_priority
 from ps.rows import Ids
 from ps.worker import DTYPES, Worker
 
@@ -149,6 +150,7 @@ class AutoByteKVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         Where the ranks disagree about a key, the error is raised by whoever waits for an ``out``, and by the next call
         that uses the key.
         """
+        checked_priority(priority, "broadcast")
         outputs = dict(pairs("broadcast", key, out))
         for name, entry in self._entries.new("broadcast", key, value, self._new_entry).items():
             self._entries.add({name: entry})
@@ -171,6 +173,7 @@ class AutoByteKVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         priority
             Larger is more urgent; Trainer passes minus the parameter's index.
         """
+        checked_priority(priority, "push")
         inputs = pairs("push", key, value)
         entries = {name: self._entries.find("push", name, values) for name, values in inputs}
         for name, values in inputs:
@@ -188,6 +191,7 @@ class AutoByteKVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         ignore_sparse
             Leave outputs that are not dense alone; False: they get all rows.
         """
+        checked_priority(priority, "pull")
         for name, outputs in pairs("pull", key, out):
             if ignore_sparse:
                 outputs = [output for output in outputs if output.stype == "default"]
@@ -211,6 +215,7 @@ class AutoByteKVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         TensorError
             An id is not a row of the key's, or may have been rounded; the text names both.
         """
+        checked_priority(priority, "row_sparse_pull")
         inputs = pairs("row_sparse_pull", key, out)
         several = isinstance(key, (list, tuple)) and isinstance(row_ids, (list, tuple)) and len(row_ids) > 1
         ids = dict(pairs("row_sparse_pull", key, row_ids)) if several else {}
@@ -225,6 +230,7 @@ class AutoByteKVStore(mx.kvstore.KVStore):  # type: ignore[misc]
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
         """Push ``value`` and write the key's new value, the sum over all workers, to ``out``, by default ``value``."""
+        checked_priority(priority, "pushpull")
         inputs = pairs("pushpull", key, value)
         outputs = dict(inputs if out is None else pairs("pushpull", key, out))
         entries = {name: self._entries.find("pushpull", name, values) for name, values in inputs}

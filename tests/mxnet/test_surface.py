@@ -180,6 +180,18 @@ def a_broadcast_that_the_ranks_disagree_about_fails_alone():
     ]
 
 
+@case(["push: priority must be an integer, not 1.5", "pull: priority must be an integer, not None", [2, 2]])
+def a_priority_that_is_no_integer_is_refused_at_the_call():
+    kv = store()
+    kv.init("a", ones())
+    errors = [
+        error_of(lambda: kv.push("a", ones(), priority=1.5)),
+        error_of(lambda: kv.pull("a", out=ones(), priority=None)),
+    ]
+    kv.push("a", ones(), priority=10**9)
+    return [*map(str, errors), pulled(kv, "a")]
+
+
 @case([2, 2])
 def values_are_converted_to_the_dtype_of_the_output():
     kv, out = store(), ones(dtype="float16")
