@@ -31,6 +31,7 @@ def handlers(rank: int, book: ShardBook) -> dict[str, Handler]:
     mx.random.seed(rank)  # an optimizer that draws numbers draws others on every server
     optimizers = _Optimizers(book)
     return {
+        "optimizer/import": lambda body: b"",  # done before, in a thread (ps.commands)
         "optimizer/check": optimizers.check,
         "optimizer/set": optimizers.set,
         "optimizer/remove": optimizers.remove,
