@@ -178,6 +178,17 @@ def a_dense_key_takes_row_sparse_pushes_and_a_sparse_key_dense_ones():
     return [row_sparse_pull(store, "sparse", [0, 3])[1], pull(store, "dense"), pull(store, "sparse")]
 
 
+@case([True, rows(4, 4, 4, 4)])
+def ranks_that_push_rows_and_all_elements_in_one_round_are_both_told_at_once():
+    store = new_store()
+    store.init(["a", "b"], [mx.nd.ones((4, 3)), mx.nd.ones((4, 3))])
+    store.push("a", rsp({1: 1}) if rank() == 0 else mx.nd.ones((4, 3)))
+    error = raised(lambda: pull(store, "a"))
+    told = error.startswith("TensorError") and "worker" in error and "rows" in error and "all elements" in error
+    store.push("b", mx.nd.ones((4, 3)) * 2)
+    return [told or error, pull(store, "b")]
+
+
 @case([[[1, 3], rows(2050, 2050)], [[1], rows("inf")], [[0], [[2**54 + 2] * 3]]])
 def half_precision_and_whole_numbers():
     store = new_store()
