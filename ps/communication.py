@@ -231,9 +231,7 @@ class CommunicationLoop:
                     self._loop(membership)
             except Exception as error:
                 log.exception("the communication thread failed")
-                reason = f"the communication thread failed: {error!r}"
-                self._fail_everything(lambda what: AutoByteError(f"{what}: {reason}"))
-                membership.send(messages.Leave(f"worker {self.rank}: {reason}"))
+                self._give_up(AutoByteError(f"the communication thread failed: {error!r}"))
         finally:
             self._end(context, membership)
 
@@ -464,7 +462,7 @@ class CommunicationLoop:
             self._leave_when_done(now)
 
     def _give_up(self, error: AutoByteError) -> None:
-        """Leave the job, since a server does not answer. Operations end when their memory is not read any more."""
+        """Leave the job as failed and end the loop. Operations end when nobody reads their memory any more."""
         self._exchange.unusable = error
         self._membership.send(messages.Leave(f"worker {self.rank}: {error}"))
         self._stop_at = 0.0

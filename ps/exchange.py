@@ -16,6 +16,7 @@ Invariants:
 from __future__ import annotations
 
 import collections
+import logging
 from typing import Any, Callable, Iterable, Iterator, Optional
 
 import numpy as np
@@ -30,6 +31,8 @@ from ps.rows import RowsEncoder, row_width, split, unpack
 from ps.traffic import Traffic
 
 __all__ = ["Exchange", "error_for"]
+
+log = logging.getLogger("autobyte.worker")
 
 #: Finds the place of an array in memory that a server can read, or None.
 FindPlace = Callable[[int, NDArray[Any]], Optional[Place]]
@@ -293,6 +296,7 @@ class Exchange:
         try:
             done(error)
         except BaseException as raised:  # SystemExit would end the thread without a word
+            log.exception("done of %s raised", what)
             failure = AutoByteError(f"done of {what} raised {raised!r}")
             failure.__cause__ = raised
             self.broken = self.broken or failure
