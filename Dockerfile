@@ -14,5 +14,7 @@ COPY tuner tuner
 RUN pip install --no-cache-dir ".[mxnet]"
 COPY examples examples
 
-USER nobody
+# With a home for what MXNet and scikit-learn download, and a working directory for states and event files.
+RUN useradd --create-home autobyte && chown autobyte .
+USER autobyte
 CMD ["autobyte-launch", "--help"]

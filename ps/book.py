@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from ps.rows import Ids, Piece
 from ps.updater import Updater
 
-__all__ = ["Array", "Book", "Completion", "Empty", "LedgerError", "count_nonfinite"]
+__all__ = ["Array", "Book", "Completion", "Empty", "LedgerError", "MixedRound", "count_nonfinite"]
 
 Array = NDArray[Any]
 Empty = Callable[[int, "np.dtype[Any]"], Array]
@@ -34,6 +34,10 @@ SMALL_ELEMENTS = 8192
 
 class LedgerError(ValueError):
     """A push or a first value that does not fit the book. Nothing was changed."""
+
+
+class MixedRound(LedgerError):
+    """A worker pushed rows and another all elements in one round, which cannot become complete any more."""
 
 
 class Completion(NamedTuple):

@@ -88,7 +88,7 @@ class Calls:
         """Ask the scheduler, unless it is known that no answer can come."""
         error = self._exchange.unusable or self._exchange.no_rounds
         if error is not None:
-            call.complete(error_for(call.what, error))
+            self._exchange.tell(call.what, call.complete, error_for(call.what, error))
             return
         number = next(self._numbers)
         call.started_at = now
@@ -145,7 +145,7 @@ class Calls:
         if error is None:
             for tensor in call.tensors:
                 self.tensors[tensor.spec.name] = tensor
-        call.complete(error)
+        self._exchange.tell(call.what, call.complete, error)
 
     def fail(self, error_of: Callable[[str], AutoByteError]) -> None:
         """End every call with an error."""

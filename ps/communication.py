@@ -26,7 +26,7 @@ from ps import messages
 from ps.calls import Call, Calls
 from ps.config import CommConfig, Role, Settings
 from ps.errors import AutoByteError, Closed, PeerLost
-from ps.exchange import Exchange
+from ps.exchange import Exchange, error_for
 from ps.link import Receiver
 from ps.membership import Membership
 from ps.messages import Tensor, TensorSpec
@@ -202,7 +202,7 @@ class CommunicationLoop:
             call.complete(self._why_closed(call.what))
 
     def _why_closed(self, what: str) -> AutoByteError:
-        return self._exchange.unusable or Closed(f"{what}: the store is closed")
+        return error_for(what, self._exchange.unusable or Closed("the store is closed"))
 
     def configure(self, config: CommConfig) -> None:
         """Use ``config`` from the next operation on, at this worker."""
@@ -238,17 +238,15 @@ class CommunicationLoop:
                     self._loop(membership)
             except Exception as error:
                 log.exception("the communication thread failed")
-                reason = f"the communication thread failed: {error!r}"
-                self._fail_everything(lambda what: AutoByteError(f"{what}: {reason}"))
-                membership.send(messages.Leave(f"worker {self.rank}: {reason}"))
+                self._give_up(AutoByteError(f"the communication thread failed: {error!r}"))
         finally:
             self._end(context, membership)
 
     def _end(self, context: zmq.Context[zmq.Socket[bytes]], membership: Optional[Membership]) -> None:
-        """Fail what is left, close everything, and release whoever waits for this thread."""
+        """Close everything, then fail what is left, whose memory nobody reads any more, and release who waits."""
         with self._lock:
             self._ended = True
-        self._fail_everything(lambda what: Closed(f"{what}: the store is closed"))
+        why = self._exchange.unusable = self._exchange.unusable or Closed("the store is closed")
         while self._inbox:
             self._inbox.popleft()()
         for server in self._servers:
@@ -256,6 +254,7 @@ class CommunicationLoop:
         if membership is not None:
             membership.close()
         context.term()
+        self._fail_everything(lambda what: error_for(what, why))
         os.close(self._wake_read)
         os.close(self._wake_write)
         self._started.set()
@@ -299,6 +298,8 @@ class CommunicationLoop:
                 for message in membership.receive(now):
                     self._control(message, now)
             self._send(now)
+            if self._exchange.broken is not None:
+                raise self._exchange.broken
             if now >= self._next_check:
                 self._next_check = now + CHECK_SECONDS
                 self._check(now)
@@ -466,13 +467,21 @@ class CommunicationLoop:
             if self._exchange.busy and now - server.heard_at > PROBE_SECONDS:
                 server.heard_at = now
                 self._greet(server)
-        self._exchange.expire(self.deadline_seconds, DEADLINE_GRACE_SECONDS, now)
+        late = self._exchange.late(self.deadline_seconds + DEADLINE_GRACE_SECONDS, now)
+        if late is not None:
+            self._give_up(late)
         self._calls.expire(self.deadline_seconds, DEADLINE_GRACE_SECONDS, now)
         observation = self.traffic.report(now)
         if observation is not None:
             self._membership.send(messages.Report(observation))
         if self._leaving is not None:
             self._leave_when_done(now)
+
+    def _give_up(self, error: AutoByteError) -> None:
+        """Leave the job as failed and end the loop. Operations end when nobody reads their memory any more."""
+        self._exchange.unusable = error
+        self._membership.send(messages.Leave(f"worker {self.rank}: {error}"))
+        self._stop_at = 0.0
 
     # ---------------------------------------------------------------------------------------- leaving
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 import difflib
 import enum
 import logging
-import math
 import os
 from typing import Callable, Mapping, Optional, TypeVar
 
@@ -36,6 +35,8 @@ GIB = 1 << 30
 MAX_PARTITION_BYTES = GIB
 #: More credit than this is "unlimited": no host holds as much in its send queue.
 MAX_CREDIT_BYTES = 64 * GIB
+#: Three years; what the system waits with overflows at some hundreds.
+MAX_SECONDS = 1e8
 
 
 class CommConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,11 +136,16 @@ def _integer(low: int, high: int) -> Callable[[str], int]:
     return convert
 
 
-def _seconds(text: str) -> float:
-    value = float(text)
-    if not (math.isfinite(value) and value > 0):
-        raise ValueError
-    return value
+def _duration(env: _Environment, name: str, default: float, low: float) -> float:
+    """Look up a time of ``low`` seconds or more."""
+
+    def convert(text: str) -> float:
+        value = float(text)
+        if not low <= value <= MAX_SECONDS:  # nan, too
+            raise ValueError
+        return value
+
+    return env.get(name, convert, default, f"seconds, {low:g} to {MAX_SECONDS:g}")
 
 
 def _modules(text: str) -> tuple[str, ...]:
@@ -215,12 +221,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             else -1,
             config=config,
             tuner=env.get("AUTOBYTE_TUNER", str, "rule", "a tuner's name"),
-            deadline_seconds=env.get("AUTOBYTE_DEADLINE_SECONDS", _seconds, 600.0, "seconds above 0"),
-            start_seconds=env.get("AUTOBYTE_START_SECONDS", _seconds, 120.0, "seconds above 0"),
-            heartbeat_seconds=env.get("AUTOBYTE_HEARTBEAT_SECONDS", _seconds, 1.0, "seconds above 0"),
-            silence_seconds=env.get("AUTOBYTE_SILENCE_SECONDS", _seconds, 20.0, "seconds above 0"),
-            window_seconds=env.get("AUTOBYTE_WINDOW_SECONDS", _seconds, 1.0, "seconds above 0"),
-            switch_interval_seconds=env.get("AUTOBYTE_SWITCH_INTERVAL_SECONDS", _seconds, 0.0005, "seconds above 0"),
+            deadline_seconds=_duration(env, "AUTOBYTE_DEADLINE_SECONDS", 600.0, 0.1),
+            start_seconds=_duration(env, "AUTOBYTE_START_SECONDS", 120.0, 0.1),
+            heartbeat_seconds=_duration(env, "AUTOBYTE_HEARTBEAT_SECONDS", 1.0, 0.01),
+            silence_seconds=_duration(env, "AUTOBYTE_SILENCE_SECONDS", 20.0, 1),
+            window_seconds=_duration(env, "AUTOBYTE_WINDOW_SECONDS", 1.0, 0.01),
+            switch_interval_seconds=_duration(env, "AUTOBYTE_SWITCH_INTERVAL_SECONDS", 0.0005, 1e-06),
             event_file=env.get("AUTOBYTE_EVENT_FILE", str, "", "a path for the tuner's decisions, JSON lines"),
             staleness=env.get("AUTOBYTE_STALENESS", _integer(0, 1 << 31), -1, "a number of versions, 0 or more"),
             deterministic=bool(env.get("AUTOBYTE_DETERMINISTIC", _integer(0, 1), 0, "0 or 1")),
@@ -228,6 +234,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
                 "AUTOBYTE_OPTIMIZER_MODULES", _modules, (), "names of Python modules, with commas"
             ),
         )
+        silence, heartbeat = settings.silence_seconds, settings.heartbeat_seconds
+        if silence < 2 * heartbeat:
+            raise SettingsError(
+                f"AUTOBYTE_SILENCE_SECONDS={silence:g}: expected at least twice"
+                f" AUTOBYTE_HEARTBEAT_SECONDS={heartbeat:g}"
+            )
         for line in env.unknown() if variables is None else []:
             log.warning("%s", line)
         return settings

@@ -7,6 +7,8 @@ Invariants:
 * Operations of one key run one after the other in the order of their submission, so that program order holds
   whatever the priorities, and an answer never mixes rounds.
 * Every operation ends exactly once: with its result, with an error of a server, with the loss of a node, or late.
+  A ``done`` that raises ends all others with an error.
+* Late answers are dropped: nothing is written to an operation's memory once it has ended.
 * After the loss of a node every later operation fails at once with the same reason; after that of a worker, those on
   asynchronous keys go on.
 """
@@ -14,6 +16,7 @@ Invariants:
 from __future__ import annotations
 
 import collections
+import logging
 from typing import Any, Callable, Iterable, Iterator, Optional
 
 import numpy as np
@@ -28,6 +31,8 @@ from ps.rows import RowsEncoder, row_width, split, unpack
 from ps.traffic import Traffic
 
 __all__ = ["Exchange", "error_for"]
+
+log = logging.getLogger("autobyte.worker")
 
 #: Finds the place of an array in memory that a server can read, or None.
 FindPlace = Callable[[int, NDArray[Any]], Optional[Place]]
@@ -69,11 +74,14 @@ class Exchange:
         Why nothing succeeds any more; None while all is well.
     no_rounds
         Why nothing succeeds that needs all workers.
+    broken
+        What a caller's ``done`` has raised: the loop is to end with it. None while all is well.
     """
 
     def __init__(self, traffic: Traffic, find_place: FindPlace) -> None:
         self.unusable: Optional[AutoByteError] = None
         self.no_rounds: Optional[AutoByteError] = None
+        self.broken: Optional[AutoByteError] = None
         self._traffic = traffic
         self._find_place = find_place
         self._keys: dict[int, _Key] = {}
@@ -107,7 +115,7 @@ class Exchange:
     def _begin(self, key: _Key, operation: Operation, now: float) -> None:
         error = self.unusable or key.failed or (self.no_rounds if key.tensor.spec.mode is Mode.SYNC else None)
         if error is not None:
-            operation.done(error_for(operation, error))
+            self.tell(operation, operation.done, error_for(operation, error))
             return
         if operation.kind in _PUSHES:
             assert operation.send is not None
@@ -116,7 +124,7 @@ class Exchange:
         operation.version = key.version
         operation.remaining = key.size if operation.receive is None else operation.receive.size
         if operation.remaining == 0:
-            operation.done(None)
+            self.tell(operation, operation.done, None)
             return
         operation.started_at = now
         key.active = operation
@@ -277,9 +285,21 @@ class Exchange:
         assert operation is not None
         key.active = None
         self._active.pop(key.tensor.id, None)
-        operation.done(error)
+        self.tell(operation, operation.done, error)
         while key.waiting and key.active is None:
             self._begin(key, key.waiting.popleft(), now)
+
+    def tell(
+        self, what: object, done: Callable[[Optional[AutoByteError]], None], error: Optional[AutoByteError]
+    ) -> None:
+        """Call ``done``, the caller's own code: what it raises must not keep others from being told."""
+        try:
+            done(error)
+        except BaseException as raised:  # SystemExit would end the thread without a word
+            log.exception("done of %s raised", what)
+            failure = AutoByteError(f"done of {what} raised {raised!r}")
+            failure.__cause__ = raised
+            self.broken = self.broken or failure
 
     # ------------------------------------------------------------------------------------- failures
 
@@ -299,17 +319,16 @@ class Exchange:
         for operation in operations:
             self._finish(self._keys[operation.tensor.id], error_of(str(operation)), now)
 
-    def expire(self, deadline_seconds: float, grace_seconds: float, now: float) -> None:
-        """Fail what has been under way for longer than deadline and grace: the servers should have said why."""
-        for operation in list(self._active.values()):
-            if operation.started_at + deadline_seconds + grace_seconds < now:
+    def late(self, limit_seconds: float, now: float) -> Optional[AutoByteError]:
+        """Return what to say where an operation has been under way for longer: the servers should have ended it."""
+        for operation in self._active.values():
+            if operation.started_at + limit_seconds < now:
                 servers = sorted({shard.server for shard in operation.tensor.shards})
-                key = self._keys[operation.tensor.id]
-                key.failed = DeadlineExceeded(
-                    f"{operation}: {operation.remaining} of {key.size} elements not answered after"
-                    f" {deadline_seconds:g} s by servers {servers}; is one of them stopped or cut off?"
+                return DeadlineExceeded(
+                    f"servers {servers} have not answered {operation.remaining} elements of {operation} after"
+                    f" {now - operation.started_at:.1f} s; is one of them stopped or cut off?"
                 )
-                self._finish(key, key.failed, now)
+        return None
 
 
 def _raw(payload: memoryview, start: int, end: int, span: Span, key: _Key) -> NDArray[np.uint8]:

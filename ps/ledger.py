@@ -33,7 +33,7 @@ from typing import Any, Optional, Sequence
 
 import numpy as np
 
-from ps.book import Array, Book, Completion, Empty, LedgerError, count_nonfinite
+from ps.book import Array, Book, Completion, Empty, LedgerError, MixedRound, count_nonfinite
 from ps.rows import Ids, Piece, add_up, join
 from ps.updater import Updater
 
@@ -146,8 +146,8 @@ class Ledger(Book):
         changes: Ids = np.unique(np.concatenate([np.empty(0, np.int64), *newest]))
         return changes
 
-    def _mixed(self, worker: int, this: str, other: str) -> LedgerError:
-        return LedgerError(
+    def _mixed(self, worker: int, this: str, other: str) -> MixedRound:
+        return MixedRound(
             f"{self}: worker {worker} pushed {this}, another worker {other}; push values of the same storage type"
         )
 

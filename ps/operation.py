@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import operator
 import threading
-from typing import TYPE_CHECKING, Any, Callable, Optional
+from typing import Any, Callable, Optional
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ps.errors import AutoByteError, DeadlineExceeded, TensorError
 from ps.messages import MAX_NAME_LENGTH, SpanKind, Tensor
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-__all__ = ["Operation", "Handle", "VERBS", "checked_name"]
+__all__ = ["Operation", "Handle", "VERBS", "checked_array", "checked_name", "checked_priority"]
 
 #: How an operation is called in messages to the user.
 VERBS = {
@@ -52,7 +52,21 @@ def checked_name(name: object, what: str) -> str:
     return name
 
 
-def _checked_priority(priority: object, what: str) -> int:
+def checked_array(value: Any, what: str) -> NDArray[Any]:
+    """Return ``value`` as an array in this machine's byte order, in which everything travels.
+
+    Raises
+    ------
+    TypeError
+        It is a masked array: servers sum all elements, and some of these have no value.
+    """
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError(f"{what}: a masked array has elements without a value; say what they count as: array.filled(0)")
+    array = np.asarray(value)
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
+
+
+def checked_priority(priority: object, what: str) -> int:
     """Return ``priority`` as the integer that travels; ``what`` is the call that it was given to."""
     try:
         number = int(operator.index(priority))  # type: ignore[arg-type]  # that is the question
@@ -79,7 +93,8 @@ class Operation:
     priority
         Larger is more urgent, as in MXNet. An integer of 64 bits: anything else is a TypeError or ValueError here.
     done
-        Called once, on the communication thread, with None or the error. It must not block.
+        Called once, on the communication thread, with None or the error. It must not block, nor raise: that would fail
+        the job.
     known
         Of ``PULL_CHANGES``: the ``version`` of the operation that left what is in ``receive``.
     settings
@@ -115,7 +130,7 @@ class Operation:
         self.kind = kind
         self.send = send
         self.receive = receive
-        self.priority = _checked_priority(priority, f"{VERBS[kind]}({tensor.spec.name!r})")
+        self.priority = checked_priority(priority, f"{VERBS[kind]}({tensor.spec.name!r})")
         self.done = done
         self.settings = settings
         self.known = known

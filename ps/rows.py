@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from ps.errors import TensorError
 from ps.messages import Shard, Tensor
+from ps.operation import checked_array
 
 __all__ = [
     "ID_BYTES",
@@ -62,7 +63,7 @@ def row_ids(ids: Any, num_rows: int, what: str) -> Ids:
         An id is not a row of the tensor, or may not be the one that was meant: floats hold whole numbers exactly only
         up to a bound (2**24 for float32), and what is at that bound may have been rounded to it.
     """
-    array = np.asarray(ids).reshape(-1)
+    array = checked_array(ids, what).reshape(-1)
     if array.dtype.kind == "f":
         bits = np.finfo(array.dtype).nmant + 1
         if array.size and not np.abs(array).max() < 2.0**bits:  # nan, too

@@ -17,7 +17,7 @@ from typing import Any, Iterable, Optional, Sequence, Union
 import numpy as np
 from numpy.typing import NDArray
 
-from ps.book import Book, Completion, Empty, LedgerError
+from ps.book import Book, Completion, Empty, LedgerError, MixedRound
 from ps.codecs import Codec, CodecError
 from ps.config import CommConfig
 from ps.errors import ErrorCode
@@ -237,6 +237,9 @@ class ShardBook:
                 completions = book.push_rows(rank, span.version, _piece(shard, span, body), now)
             else:
                 completions = book.push(rank, span.version, span.start, _values(shard.tensor, span, body), now)
+        except MixedRound as error:
+            shard.asked[rank] = span
+            return self._fail(shard, book.give_up(), ErrorCode.TENSOR, str(error)), end
         except LedgerError:
             raise
         except Exception as error:  # the updater's

@@ -21,7 +21,7 @@ from ps.communication import CommunicationLoop
 from ps.config import CommConfig, Role, Settings
 from ps.errors import AutoByteError, Closed, SettingsError, TensorError
 from ps.messages import Mode, SpanKind, Storage, Tensor, TensorSpec
-from ps.operation import VERBS, Handle, Operation, checked_name
+from ps.operation import VERBS, Handle, Operation, checked_array, checked_name
 from ps.rows import merge, records, row_ids, rows_of
 from ps.staging import Staging
 from ps.transport import keep_freed_memory
@@ -157,7 +157,10 @@ class Worker:
             A rank did not initialise the key.
         """
         named = key if isinstance(key, Mapping) else {key: value}
-        values = {checked_name(name, "init"): _native(np.array(item, order="C")) for name, item in named.items()}
+        values = {
+            checked_name(name, "init"): np.array(checked_array(item, f"init({name!r})"), order="C")
+            for name, item in named.items()
+        }
         mode, stype = _one_of(Mode, "mode", mode), _one_of(Storage, "stype", stype)
         chosen = None if codec is None else codec_of(codec)
         specs = [_spec(name, array, mode, stype, whole, chosen) for name, array in values.items()]
@@ -222,7 +225,7 @@ class Worker:
         tensor = self.tensor(key)
         what = f"push_rows({key!r})"
         num_rows, width = rows_of(tensor, what)
-        numbers, array, spec = row_ids(ids, num_rows, what), _native(np.asarray(rows)), tensor.spec
+        numbers, array, spec = row_ids(ids, num_rows, what), checked_array(rows, what), tensor.spec
         if array.shape != (numbers.size, *spec.shape[1:]) or array.dtype.name != spec.dtype:
             raise TensorError(
                 f"{what}: worker {self.rank} gave rows of shape {array.shape} and dtype {array.dtype};"
@@ -368,7 +371,7 @@ class Worker:
             )
 
     def _snapshot(self, kind: SpanKind, tensor: Tensor, value: ArrayLike) -> NDArray[Any]:
-        array = np.asarray(value)
+        array = checked_array(value, f"{VERBS[kind]}({tensor.spec.name!r})")
         self._check(kind, tensor, array, "a value")
         stage = self._staging.take(array.size, np.dtype(tensor.spec.dtype))
         np.copyto(stage.reshape(array.shape), array)
@@ -377,7 +380,7 @@ class Worker:
     def _output(self, kind: SpanKind, tensor: Tensor, out: Optional[NDArray[Any]]) -> NDArray[Any]:
         if out is None:
             return np.empty(tensor.spec.shape, tensor.spec.dtype)
-        if not isinstance(out, np.ndarray):
+        if not isinstance(out, np.ndarray) or isinstance(out, np.ma.MaskedArray):
             raise TypeError(
                 f"{VERBS[kind]}({tensor.spec.name!r}): the output must be an array, not {type(out).__name__}"
             )
@@ -386,11 +389,6 @@ class Worker:
             what = "C-contiguous, writeable and of native byte order"
             raise TensorError(f"{VERBS[kind]}({tensor.spec.name!r}): the output must be {what}")
         return out
-
-
-def _native(array: NDArray[Any]) -> NDArray[Any]:
-    """Return ``array`` in this machine's byte order, in which everything travels."""
-    return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
 def _one_of(kind: Type[_Choice], what: str, value: Union[str, _Choice]) -> _Choice:

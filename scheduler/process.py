@@ -35,6 +35,7 @@ from scheduler.background import TuningThread
 from scheduler.collectives import Collectives, Post
 from scheduler.events import EventLog
 from scheduler.membership import Membership, Node, State
+from scheduler.refusals import Refusals
 from scheduler.tensors import Tensors
 from scheduler.tuning import Tuning
 from scheduler.wording import count_of, one_line
@@ -53,8 +54,6 @@ PROBE_SECONDS = 0.5
 #: At the end, nodes get this long to say good-bye.
 END_SECONDS = 3.0
 LINGER_SECONDS = 1.0
-#: Reasons for refusals are logged once per process, up to this many processes.
-MAX_LOGGED_REFUSALS = 100
 
 _HEARTBEAT = messages.encode(messages.Heartbeat())
 
@@ -105,8 +104,7 @@ class Scheduler:
         self._stop_reason = ""  # set by a signal
         self._probe_at = 0.0
         self._kept: dict[int, list[bytes]] = {}  # frames for nodes whose connection is broken, by token
-        self._refused: set[int] = set()
-        self._last_refusal = ""
+        self._refusals = Refusals()
         self._foreign = False  # whether a message that did not decode came before the start
         self._handlers: dict[type, tuple[Optional[Role], Callable[[Node, Any, float], None]]] = {
             messages.Heartbeat: (None, lambda node, message, now: None),
@@ -149,6 +147,8 @@ class Scheduler:
             self._events.close()
             self._socket.close()
             context.term()
+        for line in self._refusals.end():
+            log.warning("%s", line)
         if self.malformed:
             log.warning("dropped %d malformed messages", self.malformed)
         if self._failure:
@@ -221,11 +221,11 @@ class Scheduler:
     def _register(self, sender: bytes, request: messages.Register, now: float) -> None:
         new = self._nodes.node(sender) is None
         if self._end_at is not None:
-            self._refuse(sender, request, "the job has ended")
+            self._refuse(sender, request, "the job has ended", now)
             return
         answer = self._nodes.register(sender, request)
         if isinstance(answer, str):
-            self._refuse(sender, request, answer)
+            self._refuse(sender, request, answer, now)
             return
         self._nodes.heard(answer)
         self._send(answer, messages.Registered(answer.peer.rank), now)
@@ -236,11 +236,9 @@ class Scheduler:
         elif self._nodes.complete:
             self._start(now)
 
-    def _refuse(self, sender: bytes, request: messages.Register, reason: str) -> None:
-        self._last_refusal = reason
-        if request.token not in self._refused and len(self._refused) < MAX_LOGGED_REFUSALS:
-            self._refused.add(request.token)
-            log.warning("refused: %s", reason)
+    def _refuse(self, sender: bytes, request: messages.Register, reason: str, now: float) -> None:
+        for line in self._refusals.lines(request.token, reason, now):
+            log.warning("%s", line)
         self._transmit(sender, messages.encode(messages.Refused(reason)))
 
     def _enter_barrier(self, node: Node, message: messages.EnterBarrier, now: float) -> None:
@@ -335,7 +333,7 @@ class Scheduler:
             self._end(self._why_not_started(), now)
 
     def _why_not_started(self) -> str:
-        refusal = f"; the last one refused: {self._last_refusal}" if self._last_refusal else ""
+        refusal = f"; the last one refused: {self._refusals.last}" if self._refusals.last else ""
         foreign = f"; {_FOREIGN}" if self._foreign else ""
         return (
             f"not started within {self.settings.start_seconds:g} s (AUTOBYTE_START_SECONDS):"

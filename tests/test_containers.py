@@ -43,6 +43,23 @@ def test_the_services_set_only_variables_that_are_known() -> None:
     assert {name for service in SERVICES.values() for name in service["environment"]} <= known_variables()
 
 
+def test_a_worker_ends_with_its_own_exit_code_when_the_others_are_stopped() -> None:
+    signals = {name: service.get("stop_signal") for name, service in SERVICES.items()}
+    assert signals == {
+        "scheduler": None,
+        "server-0": None,
+        "server-1": None,
+        "worker-0": "SIGCONT",
+        "worker-1": "SIGCONT",
+    }
+
+
+def test_the_containers_user_can_write_at_home_and_in_the_working_directory() -> None:
+    lines = (ROOT / "Dockerfile").read_text().splitlines()
+    created = lines.index("RUN useradd --create-home autobyte && chown autobyte .")
+    assert lines.index("WORKDIR /autobyte") < created < lines.index("USER autobyte")
+
+
 def test_a_service_that_listens_is_healthy() -> None:
     tests = {tuple(service["healthcheck"]["test"]) for service in SERVICES.values()}
     assert len(tests) == 1

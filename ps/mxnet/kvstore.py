@@ -39,6 +39,7 @@ from ps.mxnet.errors import TensorError, raised_for_mxnet
 from ps.mxnet.optimizer_client import StoreOptimizer
 from ps.mxnet.sparse import OrderStage
 from ps.mxnet.stage import deliver, new_stage
+from ps.operation import checked_priority
 from ps.rows import Ids
 from ps.worker import DTYPES, Worker
 
@@ -150,6 +151,7 @@ class AutoByteKVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         Where the ranks disagree about a key, the error is raised by whoever waits for an ``out``, and by the next call
         that uses the key.
         """
+        checked_priority(priority, "broadcast")
         outputs = dict(pairs("broadcast", key, out))
         for name, entry in self._entries.new("broadcast", key, value, self._new_entry).items():
             self._entries.add({name: entry})
@@ -172,8 +174,11 @@ class AutoByteKVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         priority
             Larger is more urgent; Trainer passes minus the parameter's index.
         """
-        for name, values in pairs("push", key, value):
-            self._push(SpanKind.PUSH, name, self._entries.find("push", name, values), values, priority)
+        checked_priority(priority, "push")
+        inputs = pairs("push", key, value)
+        entries = {name: self._entries.find("push", name, values) for name, values in inputs}
+        for name, values in inputs:
+            self._push(SpanKind.PUSH, name, entries[name], values, priority)
 
     def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> None:
         """Write the key's value to ``out``, and nothing else: what this worker's earlier operations left, or round 0's.
@@ -187,6 +192,7 @@ class AutoByteKVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         ignore_sparse
             Leave outputs that are not dense alone; False: they get all rows.
         """
+        checked_priority(priority, "pull")
         for name, outputs in pairs("pull", key, out):
             if ignore_sparse:
                 outputs = [output for output in outputs if output.stype == "default"]
@@ -210,6 +216,7 @@ class AutoByteKVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         TensorError
             An id is not a row of the key's, or may have been rounded; the text names both.
         """
+        checked_priority(priority, "row_sparse_pull")
         inputs = pairs("row_sparse_pull", key, out)
         several = isinstance(key, (list, tuple)) and isinstance(row_ids, (list, tuple)) and len(row_ids) > 1
         ids = dict(pairs("row_sparse_pull", key, row_ids)) if several else {}
@@ -224,15 +231,19 @@ class AutoByteKVStore(mx.kvstore.KVStore):  # type: ignore[misc]
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
         """Push ``value`` and write the key's new value, the sum over all workers, to ``out``, by default ``value``."""
+        checked_priority(priority, "pushpull")
         inputs = pairs("pushpull", key, value)
         outputs = dict(inputs if out is None else pairs("pushpull", key, out))
         entries = {name: self._entries.find("pushpull", name, values) for name, values in inputs}
+        for name in entries:
+            self._entries.find("pushpull", name, outputs[name], any_dtype=True)
         for name, values in inputs:
-            if out is not None:
-                self._entries.find("pushpull", name, outputs[name], any_dtype=True)
             self._push(SpanKind.PUSH_PULL, name, entries[name], values, priority)
-        for name, entry in entries.items():
-            self._deliver(name, entry, outputs[name])
+        for name, values in inputs:
+            if _in_rows(entries[name], [*values, *outputs[name]]):
+                self._pull(name, entries[name], outputs[name], priority)
+            else:
+                self._deliver(name, entries[name], outputs[name])
 
     def barrier(self) -> None:
         """Wait until every worker has come here."""
@@ -245,14 +256,20 @@ class AutoByteKVStore(mx.kvstore.KVStore):  # type: ignore[misc]
 
         The updater runs in this process, as in MXNet's local stores (their dist stores ignore it). All workers get the
         same sums; with the same updater they keep the same values. It begins with the values that the keys have now.
+        Where an optimizer is set on the servers it is removed: collective, then.
 
         Parameters
         ----------
         updater
             Changes ``value`` in place, by operations of MXNet; not to be called with values of earlier calls.
         """
+        if self._mode is not Mode.SYNC:
+            raise NotImplementedError("set_updater: asynchronous workers get no common sums; use set_optimizer")
+        self._connection.drain()
+        with raised_for_mxnet():
+            self._optimizer.remove()
         self._updater = updater
-        self._values = {}
+        self._values = self._values or {}
 
     _set_updater = set_updater
 
@@ -274,6 +291,8 @@ class AutoByteKVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         SettingsError
             The servers do not know the class, or it needs whole tensors and keys are spread over servers already.
         """
+        if self._values is not None:
+            self._hand_over()
         self._connection.drain()
         with raised_for_mxnet():
             self._optimizer.set(optimizer, self._entries.specs())
@@ -335,7 +354,7 @@ class AutoByteKVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         fresh = [array for array in values if id(array) not in self._stale] if self._stale else values
         settings = self._optimizer.settings(name) if fresh else self._optimizer.absent()
         with paused():
-            if isinstance(entry.stage, OrderStage) or any(isinstance(array, BaseSparseNDArray) for array in values):
+            if _in_rows(entry, values):
                 self._refuse_updater("push", name)
                 entry.current = False
                 sparse.push_rows(self._connection, entry.spec, entry.stage.array, fresh, priority, settings)
@@ -398,6 +417,23 @@ class AutoByteKVStore(mx.kvstore.KVStore):  # type: ignore[misc]
                 self._values[name] = entry.stage.array.copy()
         return self._values[name]
 
+    def _hand_over(self) -> None:
+        """Make what the workers have updated the servers' values: the sum of rank 0's and of nothing."""
+        for name, spec in self._entries.specs().items():
+            entry = self._entries.find("set_optimizer", name, [])
+            if isinstance(entry.stage, OrderStage):
+                continue
+            if spec.codec is not None:
+                raise NotImplementedError(f"set_optimizer: key {name!r} is compressed, and an updater has its value")
+            value = self._value(name, entry, 0)
+            with paused():
+                if self.rank == 0:
+                    entry.stage.fill([value])
+                else:
+                    entry.stage.clear()
+            self._connection.transfer(SpanKind.PUSH, spec.name, entry.stage, 0)
+            entry.current = False
+
     def _new_entry(self, verb: str, name: Key, value: Any) -> Entry:
         """Return an entry for a key with values such as ``value``."""
         dtype = np.dtype(value.dtype).name
@@ -409,3 +445,8 @@ class AutoByteKVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         if value.stype == "default":
             return Entry(spec, new_stage(value, self.worker.allocate))
         return Entry(spec, OrderStage(value, gives_value=self.rank == 0))
+
+
+def _in_rows(entry: Entry, arrays: Iterable[Any]) -> bool:
+    """Return whether ``arrays`` travel as rows, without the key's stage."""
+    return isinstance(entry.stage, OrderStage) or any(isinstance(array, BaseSparseNDArray) for array in arrays)

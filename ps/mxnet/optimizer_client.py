@@ -10,11 +10,12 @@ theirs, so that ``trainer.learning_rate`` is right everywhere.
 
 from __future__ import annotations
 
+import time
 from typing import Any, Mapping, Union
 
 import msgspec
 
-from ps.errors import SettingsError
+from ps.errors import DeadlineExceeded, SettingsError
 from ps.messages import TensorSpec
 from ps.mxnet import optimizer_file
 from ps.mxnet.description import EVOLVING, KeySettings, describe, needs_whole_tensors, parameters
@@ -25,6 +26,8 @@ __all__ = ["StoreOptimizer"]
 
 Key = Union[int, str]
 
+#: MXNet is imported within this, on a busy machine and from a slow disk too.
+IMPORT_SECONDS = 120.0
 #: Optimizers of MXNet's that read the learning rate before they count the update.
 _READS_BEFORE_COUNTING = frozenset(["lbsgd"])
 
@@ -84,6 +87,7 @@ class StoreOptimizer:
                     f"set_optimizer: {description.name!r} looks at whole tensors, but key {spread[0]!r} was initialised"
                     " before and is spread over the servers; set the optimizer first, then initialise the keys"
                 )
+        self._wait_for_import()
         body = msgspec.msgpack.encode(SetOptimizer(self._store, description))
         self._worker.command("optimizer/check", body, agreed=description.name)
         self._worker.command("optimizer/set", body, agreed=description.name)
@@ -93,6 +97,23 @@ class StoreOptimizer:
         self._name = description.name
         self._baseline = {f"parameters.{name}": value for name, value in description.parameters.items()}
         self._sent = {}
+
+    def _wait_for_import(self) -> None:
+        """Wait until the servers have imported MXNet, which may take longer than the deadline allows a command."""
+        give_up_at = time.monotonic() + IMPORT_SECONDS
+        while True:
+            try:
+                self._worker.command("optimizer/import", collective=False)
+                return
+            except DeadlineExceeded:
+                if time.monotonic() > give_up_at:
+                    raise
+
+    def remove(self) -> None:
+        """Have the servers keep sums again, where they do not. Collective then; nothing of the store is under way."""
+        if self.optimizer is not None:
+            self._worker.command("optimizer/remove", self._store.encode())
+            self.optimizer, self._name = None, ""
 
     def settings(self, key: Key) -> bytes:
         """Count an update of ``key`` and return what its push has to bring along; empty where nothing changed."""

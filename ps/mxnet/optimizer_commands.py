@@ -31,8 +31,10 @@ def handlers(rank: int, book: ShardBook) -> dict[str, Handler]:
     mx.random.seed(rank)  # an optimizer that draws numbers draws others on every server
     optimizers = _Optimizers(book)
     return {
+        "optimizer/import": lambda body: b"",  # done before, in a thread (ps.commands)
         "optimizer/check": optimizers.check,
         "optimizer/set": optimizers.set,
+        "optimizer/remove": optimizers.remove,
         "optimizer/states": optimizers.states,
         "optimizer/read": optimizers.read,
         "optimizer/write": optimizers.write,
@@ -57,6 +59,14 @@ class _Optimizers:
         """Give the tensors of a store, present and future, updaters of an optimizer."""
         request = msgspec.msgpack.decode(body, type=SetOptimizer)
         self._descriptions[request.store] = request.description
+        self._book.set_updater(self._updater_of)
+        return b""
+
+    def remove(self, body: bytes) -> bytes:
+        """Let the tensors of a store keep sums again."""
+        store = body.decode()
+        self._descriptions.pop(store, None)
+        self._updaters = {name: updater for name, updater in self._updaters.items() if _store_of(name) != store}
         self._book.set_updater(self._updater_of)
         return b""
 

@@ -15,6 +15,8 @@ from mxnet.base import _LIB, check_call
 from mxnet.ndarray.sparse import RowSparseNDArray, _new_alloc_handle
 from numpy.typing import NDArray
 
+from ps.mxnet.memory import memory_of
+
 __all__ = ["new_rows", "read_rows", "row_sparse"]
 
 Array = NDArray[Any]
@@ -32,17 +34,14 @@ def new_rows(ids: Ids, shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[An
     array = RowSparseNDArray(handle)
     indices = mx.nd.array(ids, dtype="int64")
     check_call(_LIB.MXNDArraySyncCopyFromNDArray(handle, indices.handle, ctypes.c_int(0)))
-    return array, _memory(array, ids.size * int(np.prod(shape[1:])), np.dtype(dtype))
+    return array, memory_of(array, ids.size * int(np.prod(shape[1:])))
 
 
 def read_rows(array: Any) -> tuple[Ids, Array]:
     """Return ids and rows of an array that is ready and that nobody writes any more; the rows are not a copy."""
     ids: Ids = array.indices.asnumpy().astype(np.int64, copy=False)
     shape = (ids.size, *array.shape[1:])
-    dtype = np.dtype(array.dtype)
-    if not ids.size:
-        return ids, np.empty(shape, dtype)
-    return ids, _memory(array, int(np.prod(shape)), dtype).reshape(shape)
+    return ids, memory_of(array, int(np.prod(shape))).reshape(shape)
 
 
 def row_sparse(ids: Ids, rows: Array, shape: tuple[int, ...]) -> Any:
@@ -50,11 +49,3 @@ def row_sparse(ids: Ids, rows: Array, shape: tuple[int, ...]) -> Any:
     array, memory = new_rows(ids, shape, rows.dtype)
     memory.reshape(rows.shape)[:] = rows
     return array
-
-
-def _memory(array: Any, size: int, dtype: np.dtype[Any]) -> Array:
-    pointer = ctypes.c_void_p()
-    check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
-    buffer = (ctypes.c_char * (size * dtype.itemsize)).from_address(pointer.value or 0)
-    buffer.array = array  # type: ignore[attr-defined]
-    return np.frombuffer(buffer, dtype)  # type: ignore[call-overload,no-any-return]

@@ -13,16 +13,15 @@ asynchronous; no other process reads that memory. (Written after MXNet's sources
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any, Callable, Optional, Sequence
 
 import mxnet as mx
 import numpy as np
-from mxnet.base import _LIB, check_call
 from mxnet.ndarray.ndarray import DLDataType
 from numpy.typing import NDArray
 
 from ps.mxnet.arrays import copy
+from ps.mxnet.memory import memory_of
 
 __all__ = ["Stage", "deliver", "new_stage"]
 
@@ -94,17 +93,7 @@ def new_stage(like: Any, allocate: Callable[[int, np.dtype[Any]], NDArray[Any]])
     """Return a stage for arrays such as ``like``, in memory from ``allocate(size, dtype)``, aligned to 64 bytes."""
     if like.context.device_type == "gpu":
         array = mx.nd.empty(like.shape, mx.Context("cpu_pinned", 0), like.dtype)
-        return Stage(array, _memory_of(array))
+        array.wait_to_read()
+        return Stage(array, memory_of(array, array.size))
     memory = allocate(like.size, np.dtype(like.dtype))
     return Stage(mx.nd.from_numpy(memory.reshape(like.shape)), memory)  # which makes this view of it read-only
-
-
-def _memory_of(array: Any) -> NDArray[Any]:
-    """Return the elements of an array of MXNet's own, which lives as long as the result."""
-    array.wait_to_read()
-    pointer = ctypes.c_void_p()
-    check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
-    dtype = np.dtype(array.dtype)
-    buffer = (ctypes.c_char * (array.size * dtype.itemsize)).from_address(pointer.value or 0)
-    buffer.array = array
-    return np.frombuffer(buffer, dtype)

@@ -1,4 +1,4 @@
-"""What Gluon's Trainer does otherwise with a store of ours: stale gradients and a changed batch size.
+"""What Gluon's Trainer does otherwise with a store of ours: stale gradients, a changed batch size, AMP's loss scaler.
 
 Trainer pushes every gradient in every step, whether ``backward`` has written it since the last step or not. On one
 machine it then skips the update of a parameter whose gradient is stale; with a distributed store the stale gradient has
@@ -9,12 +9,16 @@ parameters stay the same.
 
 Trainer refuses another batch size while a distributed store updates: MXNet's servers would not hear of it. Ours do.
 
+AMP skips a step whose gradients have overflown. Only who sees the sum before the update can do so, on all ranks alike:
+with a loss scaler the workers update, unless Trainer was told otherwise.
+
 The methods are wrapped once, and do with other stores what they always did.
 """
 
 from __future__ import annotations
 
 import functools
+import logging
 from typing import Any, Callable, Iterator
 
 import numpy as np
@@ -24,10 +28,12 @@ from ps.mxnet.kvstore import AutoByteKVStore
 
 __all__ = ["install"]
 
+log = logging.getLogger("autobyte.mxnet")
+
 
 def install() -> None:
     """Wrap Trainer's methods."""
-    for wrapper in (_check_and_rescale_grad, _allreduce_grads, _update):
+    for wrapper in (_init_kvstore, _check_and_rescale_grad, _allreduce_grads, _update):
         _wrap(wrapper.__name__, wrapper)
 
 
@@ -39,6 +45,23 @@ def _wrap(name: str, wrapper: Callable[..., None]) -> None:
         wrapper(self, functools.partial(original, self), *args, **options)
 
     setattr(Trainer, name, method)
+
+
+def _init_kvstore(trainer: Any, original: Callable[..., None]) -> None:
+    scales = getattr(trainer, "_amp_loss_scaler", None) is not None
+    config = trainer._kvstore_params
+    dense = not (trainer._contains_sparse_weight or trainer._contains_sparse_grad)
+    if scales and dense and config["update_on_kvstore"] is None and _is_ours(config["kvstore"]):
+        config["update_on_kvstore"] = False
+    original()
+    if scales and isinstance(trainer._kvstore, AutoByteKVStore) and trainer._update_on_kvstore:
+        log.warning("AMP: the servers update, and cannot skip a step whose gradients have overflown")
+
+
+def _is_ours(store: Any) -> bool:
+    """Return whether ``store``, or what has this name, is a synchronous store of ours."""
+    name = store.lower() if isinstance(store, str) else getattr(store, "type", "")
+    return "autobyte" in name and "async" not in name
 
 
 def _check_and_rescale_grad(trainer: Any, original: Callable[..., None], scale: float) -> None:

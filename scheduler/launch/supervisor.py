@@ -54,7 +54,7 @@ def supervise(nodes: Sequence[Node], output: Output, grace_seconds: float = 5.0)
                     returncode = child.newly_ended()
                     if returncode is not None:
                         note = watch.ended(child.node, returncode, time.monotonic())
-                        output.note(note)
+                        output.note(note and f"{note}{child.last_words if cause else ''}")
                         cause = cause or (note and f"job failed: {note}{child.last_words}")
                         groups.send(child.group, signal.SIGTERM)  # what it leaves behind ends with it
                     if child.is_gone():

@@ -39,6 +39,7 @@ class Watch:
         self._worker_code: Optional[int] = None
         self._other_code: Optional[int] = None
         self._interrupt: Optional[signal.Signals] = None
+        self._hurry: Optional[signal.Signals] = None  # asked for while the processes had been told to end
         self._next_signal = signal.SIGTERM
         self._due_at: Optional[float] = None
 
@@ -67,6 +68,8 @@ class Watch:
         """The user wants the job to end; asking again kills it."""
         if not self.exit_code:
             self._interrupt = signum
+        if self._next_signal is signal.SIGKILL:
+            self._hurry = signum
         self._due_at = now
 
     def order(self, now: float) -> Optional[Order]:
@@ -100,6 +103,8 @@ class Watch:
 
     def _reason(self) -> str:
         left = ", ".join(map(str, self._alive))
+        if self._hurry is not None:
+            return f"{self._hurry.name}: killing {left}"
         if self._next_signal is signal.SIGKILL:
             return f"killing {left}: still there {self._grace_seconds:g} s after being told to end"
         if self._interrupt is not None:

@@ -109,6 +109,45 @@ worker.close()
         cluster.run([source, source.replace("worker.barrier", "time.sleep(1.5)\nworker.barrier")], timeout=20)
 
 
+def test_what_a_late_operation_sent_is_not_read_after_its_end() -> None:
+    source = """
+import time, threading, numpy as np, ps
+from ps.messages import SpanKind
+from ps.operation import Operation
+
+worker = ps.Worker()
+worker.init("k", np.zeros(100_000, "float32"))
+stage, ended, errors = worker.allocate(100_000, np.dtype("float32")), threading.Event(), []
+stage[:] = 1
+
+def done(error):
+    stage[:] = 99
+    errors.append(error)
+    ended.set()
+
+print("ready", flush=True)
+time.sleep(0.7 + 2.5 * worker.rank)  # the server is stopped meanwhile
+result = np.zeros(100_000, "float32")
+worker.submit(Operation(worker.tensor("k"), SpanKind.PUSH_PULL, stage, result, 0, done))
+ended.wait()
+print(f"{type(errors[0]).__name__}: {errors[0]}", flush=True)
+assert not result.any()
+worker.close()
+"""
+    with Cluster(workers=2, servers=1, env={"AUTOBYTE_DEADLINE_SECONDS": "1"}) as cluster:
+        first, second = cluster.start_workers(source)
+        for worker in first, second:
+            worker.wait_for("ready")
+        cluster.servers[0].signal(signal.SIGSTOP)
+        first.wait_for("DeadlineExceeded")
+        cluster.servers[0].signal(signal.SIGCONT)
+        assert first.wait(5) == second.wait(5) == 0
+        said = "servers [0] have not answered 100000 elements of push_pull('k'), round 1 after "
+        assert first.stdout.splitlines()[1].startswith(f"DeadlineExceeded: push_pull('k'), round 1: {said}")
+        assert "PeerLost" in second.stdout and "worker 0 was lost" in second.stdout and said in second.stdout
+        assert cluster.finish()[0] == 1
+
+
 def test_lost_and_repeated_messages_are_sent_again_and_summed_once() -> None:
     source = """
 import random, numpy as np, ps
@@ -286,3 +325,41 @@ with ps.Worker() as worker:
     with Cluster(workers=2, servers=1) as cluster:
         cluster.run(source, timeout=20)
         assert cluster.finish() == [0, 0]
+
+
+def test_a_done_that_raises_fails_the_job_and_every_other_operation() -> None:
+    source = """
+import numpy as np, ps, sys
+from ps.messages import SpanKind
+from ps.operation import Operation
+
+def error_of(call):
+    try:
+        call()
+    except ps.AutoByteError as error:
+        return f"{type(error).__name__}: {error}"
+
+worker = ps.Worker()
+worker.init({"a": np.zeros(3, "float32"), "b": np.zeros(3, "float32"), "c": np.zeros(3, "float32")})
+if worker.rank == 1:
+    print(error_of(worker.push_pull("b", np.ones(3, "float32")).wait))
+else:
+    def done(error):
+        sys.exit("a bug")
+
+    pending = worker.push("c", np.ones(3, "float32"))
+    worker.submit(Operation(worker.tensor("a"), SpanKind.PULL, None, np.empty(3, "float32"), 0, done))
+    behind = worker.pull("a")
+    for call in pending.wait, behind.wait, lambda: worker.pull("b").wait(), worker.barrier:
+        print(error_of(call))
+worker.close("failed")
+"""
+    said = "done of pull('a') raised SystemExit('a bug')"
+    with Cluster(workers=2, servers=1, env={"AUTOBYTE_DEADLINE_SECONDS": "60"}) as cluster:
+        first, second = cluster.run(source, timeout=20)
+        assert [line.startswith("AutoByteError: ") and said in line for line in first.stdout.splitlines()] == [True] * 4
+        assert 'sys.exit("a bug")' in first.stderr, "the log has the traceback"
+        assert second.stdout.startswith("PeerLost: ") and "'b'" in second.stdout
+        assert "worker 0 was lost: " in second.stdout and said in second.stdout
+        assert cluster.finish()[0] == 1
+        assert said in cluster.scheduler.stderr

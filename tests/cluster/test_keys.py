@@ -102,6 +102,26 @@ assert worker.push_pull("x", np.ones(2, "float32")).wait().tolist() == [2, 2]
     run(source)
 
 
+def test_masked_arrays_are_refused_since_servers_sum_all_elements() -> None:
+    source = """
+worker.init("a", np.zeros((2, 1), "float32"))
+masked = np.ma.array(np.ones((2, 1), "float32"), mask=[[False], [True]])
+for verb, call in (
+    ("init('b')", lambda: worker.init("b", masked)),
+    ("push('a')", lambda: worker.push("a", masked)),
+    ("push_pull('a')", lambda: worker.push_pull("a", masked)),
+    ("push_rows('a')", lambda: worker.push_rows("a", [0, 1], masked)),
+    ("pull_rows('a')", lambda: worker.pull_rows("a", np.ma.array([0, 1], mask=[False, True]))),
+):
+    with expect(TypeError, verb, "masked array", "array.filled(0)"):
+        call()
+with expect(TypeError, "pull('a')", "MaskedArray"):
+    worker.pull("a", out=masked)
+assert worker.push_pull("a", masked.filled(0)).wait().tolist() == [[2], [0]]
+"""
+    run(source)
+
+
 def test_names_and_priorities_that_cannot_travel_are_refused_at_the_call_and_harm_nothing() -> None:
     source = """
 worker.init("a", np.float32(1))

@@ -123,6 +123,17 @@ def test_who_does_not_listen_is_killed(tmp_path: Path) -> None:
     assert stderr[-2] == "[launcher] killing worker 1: still there 0.3 s after being told to end"
 
 
+def test_each_survivor_says_in_one_line_what_it_failed_of() -> None:
+    survivor = "sleep 0.3; printf 'Traceback\\n  at line 1\\nPeerLost: worker 0 was lost\\n' >&2; exit 1"
+    code, _, stderr = run(nodes("kill -9 $$", survivor))
+    assert code == 137
+    assert [line for line in stderr if line.startswith("[launcher]")] == [
+        "[launcher] worker 0 was killed by SIGKILL",
+        "[launcher] worker 1 failed with exit code 1: PeerLost: worker 0 was lost",
+        "[launcher] job failed: worker 0 was killed by SIGKILL",
+    ]
+
+
 def test_nobody_waits_for_a_process_that_was_called_wrongly() -> None:
     began = time.monotonic()
     wrongly = "echo 'no such option' >&2; exit 2"
@@ -167,6 +178,19 @@ def test_an_interrupted_launcher_leaves_nothing_behind(
     assert launcher.returncode == code
     assert stdout == ""
     assert stderr == f"[launcher] {signal.Signals(signum).name}: ending the job\n"
+    assert all(map(gone, pids))
+
+
+def test_a_second_interrupt_kills_at_once(launch: Callable[[Sequence[Node]], subprocess.Popen[str]]) -> None:
+    launcher = launch(nodes(f"trap '' TERM; echo $$; {FOR_EVER}"))
+    pids = announced(launcher, 1)
+    launcher.send_signal(signal.SIGINT)
+    assert launcher.stderr
+    assert launcher.stderr.readline() == "[launcher] SIGINT: ending the job\n"
+    launcher.send_signal(signal.SIGINT)
+    _, stderr = launcher.communicate(timeout=10)
+    assert stderr == "[launcher] SIGINT: killing worker 0\n"
+    assert launcher.returncode == 130
     assert all(map(gone, pids))
 
 

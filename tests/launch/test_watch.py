@@ -101,7 +101,10 @@ def test_an_interrupt_terminates_at_once_and_a_second_one_kills(job: Nodes) -> N
     job.watch.interrupted(signal.SIGINT, 1.0)
     assert job.signal(1.0) == signal.SIGTERM
     job.watch.interrupted(signal.SIGINT, 1.5)
-    assert job.signal(1.5) == signal.SIGKILL
+    order = job.watch.order(1.5)
+    assert order is not None
+    assert order.signal == signal.SIGKILL
+    assert order.reason == "SIGINT: killing scheduler, server 0, worker 0, worker 1"
     assert job.watch.exit_code == 130
 
 

@@ -106,6 +106,28 @@ def push_is_a_snapshot_and_pull_writes_only_its_output(store):
     return [a.asnumpy().tolist(), g.asnumpy().tolist()]
 
 
+@case([[7, 7], [10, 10]])
+def a_broadcast_is_not_overtaken_by_the_next_push(store):
+    first, summed, value = nd(0, 0), nd(0, 0), nd(7, 7) if store.rank == 0 else nd(-1, -1)
+    store.broadcast("broadcast", value, out=first, priority=-9)
+    store.push("broadcast", nd(5, 5), priority=9)
+    store.pull("broadcast", out=summed)
+    return [first.asnumpy().tolist(), summed.asnumpy().tolist()]
+
+
+@case([True, True, [1, 1], [2, 2]])
+def a_call_with_one_wrong_array_changes_no_key(store):
+    store.init(["right", "wrong"], [nd(1, 1), nd(1, 1)])
+    errors = [
+        raised(lambda: store.push(["right", "wrong"], [nd(5, 5), nd(5, 5, 5)])),
+        raised(lambda: store.pushpull(["right", "wrong"], [nd(5, 5), nd(5, 5)], out=[nd(0, 0), nd(0)])),
+    ]
+    before = pulled(store, "right", nd(0, 0))
+    store.push("right", nd(1, 1))
+    named = ["'wrong'" in error and shape in error for error, shape in zip(errors, ("(3,)", "(1,)"))]
+    return [*named, before, pulled(store, "right", nd(0, 0))]
+
+
 @case([2])
 def pushed_value_may_change_at_once(store):
     value = mx.nd.ones((1 << 20,))

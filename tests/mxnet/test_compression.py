@@ -8,7 +8,7 @@ import pytest
 
 from tests.cluster.harness import Cluster, free_port
 
-#: Pushes and pulls four times and prints what comes, for any store.
+#: Pushes and pulls four times and prints what comes, for any store: sums, then weights that the servers update.
 ROUNDS = """
 import mxnet as mx
 import numpy as np
@@ -22,19 +22,25 @@ for key, shape in shapes.items():
     store.pull(key, out=out)
     assert (out.asnumpy() == 1).all()
 import hashlib
-digest = hashlib.sha256()
-for step in range(4):
-    for key, shape in shapes.items():
-        gradients = [mx.nd.array(generator.normal(scale=0.2, size=shape)) for _ in range(2)]
-        out = mx.nd.zeros(shape)
-        store.push(key, gradients)
-        store.pull(key, out=out)
-        digest.update(out.asnumpy().tobytes())
-        assert set(np.unique(np.abs(out.asnumpy()))) <= {0, np.float32(0.3), np.float32(0.6)}
-print(digest.hexdigest())
+for updated in False, True:
+    if updated:
+        store.set_optimizer(mx.optimizer.SGD(learning_rate=0.1, momentum=0.9, wd=0.01, rescale_grad=0.5))
+    digest = hashlib.sha256()
+    for step in range(4):
+        for key, shape in shapes.items():
+            gradients = [mx.nd.array(generator.normal(scale=0.2, size=shape)) for _ in range(2)]
+            out = mx.nd.zeros(shape)
+            store.push(key, gradients)
+            store.pull(key, out=out)
+            digest.update(out.asnumpy().tobytes())
+            assert updated or set(np.unique(np.abs(out.asnumpy()))) <= {0, np.float32(0.3), np.float32(0.6)}
+    print(digest.hexdigest())
 """
 #: What it prints with MXNet 1.9.1 and ``dist_sync`` on two workers.
-BITS = "13767cc9c83d431aa26fd7405fd8c74132135c6a7e4bc4b399887facdd0c1080\n"
+BITS = """\
+13767cc9c83d431aa26fd7405fd8c74132135c6a7e4bc4b399887facdd0c1080
+ff7e51851e735e1bf18d52b521fced6a724586f61341d1f76c4404875d0d0503
+"""
 
 
 def native(source: str, timeout: float = 60) -> list[str]:
@@ -77,6 +83,68 @@ def test_2bit_gives_these_bits():
     with Cluster(workers=2, servers=2, env={"AUTOBYTE_START_SECONDS": "60"}) as cluster:
         source = "import ps.mxnet\n" + ROUNDS.replace("NAME", "'dist_sync_autobyte'")
         assert [worker.stdout for worker in cluster.run(source, timeout=80)] == [BITS] * 2
+        assert cluster.finish() == [0, 0, 0]
+
+
+#: Trains a parameter on two contexts, and in this process alone with what MXNet's 2bit lets through of all ranks.
+TRAIN_WITH_2BIT = """
+import ps.mxnet
+import mxnet as mx
+import numpy as np
+
+SHAPE, STEPS, CONTEXTS, WORKERS, THRESHOLD = (123, 45), 6, [mx.cpu(0), mx.cpu(1)], 3, np.float32(0.3)
+OPTIONS = {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01}
+
+
+def gradient(rank, step, context):
+    random = np.random.RandomState(100 * rank + 10 * step + context)
+    return (random.randn(*SHAPE) * 0.3).astype("float32")
+
+
+def alone():
+    weight, residuals = mx.nd.ones(SHAPE), np.zeros((WORKERS, *SHAPE), "float32")
+    optimizer = mx.optimizer.SGD(rescale_grad=0.5, **OPTIONS)
+    updater = mx.optimizer.get_updater(optimizer)
+    for step in range(STEPS):
+        total = np.zeros(SHAPE, "float32")
+        for rank, residual in enumerate(residuals):
+            residual += gradient(rank, step, 0) + gradient(rank, step, 1)
+            level = THRESHOLD * ((residual >= THRESHOLD).astype("float32") - (residual <= -THRESHOLD))
+            residual -= level
+            total += level
+        updater(0, mx.nd.array(total), weight)
+    return weight.asnumpy().tobytes()
+
+
+def trained(update_on_kvstore):
+    param = mx.gluon.Parameter("p", shape=SHAPE)
+    param.initialize("ones", ctx=CONTEXTS)
+    store = mx.kv.create("dist_sync_autobyte")
+    trainer = mx.gluon.Trainer(
+        [param], "sgd", OPTIONS, kvstore=store, update_on_kvstore=update_on_kvstore,
+        compression_params={"type": "2bit", "threshold": 0.3},
+    )
+    for step in range(STEPS):
+        for number, context in enumerate(CONTEXTS):
+            with mx.autograd.record():
+                loss = param.data(context) * mx.nd.array(gradient(store.rank, step, number), ctx=context)
+            loss.backward()
+        trainer.step(2)
+    return [data.asnumpy().tobytes() for data in param.list_data()]
+
+
+expected = alone()
+for update_on_kvstore in False, True:
+    print([data == expected for data in trained(update_on_kvstore)])
+"""
+
+
+@pytest.mark.timeout(120)
+def test_2bit_with_several_contexts_trains_with_mxnets_bits_wherever_the_update_is_and_in_the_order_of_the_ranks():
+    env = {"AUTOBYTE_DETERMINISTIC": "1", "AUTOBYTE_PARTITION_BYTES": "4097", "AUTOBYTE_START_SECONDS": "60"}
+    with Cluster(workers=3, servers=2, env=env) as cluster:
+        for worker in cluster.run(TRAIN_WITH_2BIT, timeout=80):
+            assert worker.stdout == "[True, True]\n[True, True]\n"
         assert cluster.finish() == [0, 0, 0]
 
 

@@ -69,6 +69,14 @@ def a_learning_rate_counts_from_the_next_push():
     return [first, pushed(store, "w")]
 
 
+@case([[0.5, 0.5], [2.5, 2.5]])
+def a_push_is_a_snapshot_and_a_pull_writes_only_its_output():
+    store, gradient, out = new_store(sgd(), w=[1, 1]), mx.nd.full((2,), 2.5), mx.nd.zeros((2,))
+    store.push("w", gradient)
+    store.pull("w", out=out)
+    return [out.asnumpy().tolist(), gradient.asnumpy().tolist()]
+
+
 @case([[0.8], [0.42], [0.058]])
 def a_change_of_the_learning_rate_keeps_momentum():
     optimizer = sgd(momentum=0.9)

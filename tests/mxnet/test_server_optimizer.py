@@ -106,3 +106,21 @@ def test_states_are_restored_by_other_servers_and_the_run_goes_on_as_if_undistur
                 " shape (17, 60) and dtype float32 here; nothing was changed",
             ]
         assert cluster.finish() == [0, 0]
+
+
+@pytest.mark.timeout(90)
+def test_an_import_may_take_longer_than_the_deadline():
+    source = """
+import ps.mxnet
+import mxnet as mx
+store = mx.kv.create("dist_sync_autobyte")
+store.set_optimizer(mx.optimizer.SGD(learning_rate=0.1))
+store.init("w", mx.nd.ones(1))
+out = mx.nd.zeros(1)
+store.pushpull("w", mx.nd.ones(1), out=out)
+print(round(float(out.asscalar()), 6))
+"""
+    env = {"AUTOBYTE_OPTIMIZER_MODULES": "tests.mxnet.slow_import", "AUTOBYTE_DEADLINE_SECONDS": "4"}
+    with Cluster(workers=1, servers=1, env=env) as cluster:
+        assert [worker.stdout for worker in cluster.run(source, timeout=50)] == ["0.9\n"]
+        assert cluster.finish() == [0, 0]

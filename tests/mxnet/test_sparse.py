@@ -88,6 +88,31 @@ def no_ids_give_no_rows_and_no_rows_take_part():
     return result
 
 
+@case([[], [], [0, 3]])
+def a_table_without_rows():
+    with mx.util.np_shape(True):
+        store, shape = new_store(), (0, 3)
+        store.init("a", rsp({}, shape))
+        out = rsp({}, shape)
+        store.pushpull("a", rsp({}, shape), out=out)
+        store.row_sparse_pull("a", out=out, row_ids=mx.nd.array([], dtype="int64"))
+        ids = out.indices.asnumpy().tolist()
+        store.pull("a", out=out, ignore_sparse=False)
+        return [ids, out.indices.asnumpy().tolist(), list(out.shape)]
+
+
+@case([[0, 1, 2, 3], rows(0, 6, 0, 0), rows(0, 0, 4, 0), rows(2, 2, 2, 2)])
+def pushpull_brings_all_rows_of_the_sum_to_outputs_of_any_kind():
+    store, out, gradient = new_store(), mx.nd.zeros((4, 3)), rsp({1: 3})
+    store.init(["sparse", "dense"], [rsp({0: 9}), mx.nd.ones((4, 3))])
+    store.pushpull("sparse", gradient)
+    result = [gradient.indices.asnumpy().tolist(), gradient.data.asnumpy().tolist()]
+    store.pushpull("dense", rsp({2: 2}), out=out)
+    result.append(out.asnumpy().tolist())
+    store.pushpull("sparse", mx.nd.ones((4, 3)), out=out)
+    return [*result, out.asnumpy().tolist()]
+
+
 @case([rows(2, 0), rows(2, 0), rows(0), rows(2)])
 def several_outputs_with_the_same_ids_or_their_own():
     store = new_store()
@@ -151,6 +176,17 @@ def a_dense_key_takes_row_sparse_pushes_and_a_sparse_key_dense_ones():
     store.push("dense", rsp({2: 2}))
     store.push("sparse", mx.nd.ones((4, 3)))
     return [row_sparse_pull(store, "sparse", [0, 3])[1], pull(store, "dense"), pull(store, "sparse")]
+
+
+@case([True, rows(4, 4, 4, 4)])
+def ranks_that_push_rows_and_all_elements_in_one_round_are_both_told_at_once():
+    store = new_store()
+    store.init(["a", "b"], [mx.nd.ones((4, 3)), mx.nd.ones((4, 3))])
+    store.push("a", rsp({1: 1}) if rank() == 0 else mx.nd.ones((4, 3)))
+    error = raised(lambda: pull(store, "a"))
+    told = error.startswith("TensorError") and "worker" in error and "rows" in error and "all elements" in error
+    store.push("b", mx.nd.ones((4, 3)) * 2)
+    return [told or error, pull(store, "b")]
 
 
 @case([[[1, 3], rows(2050, 2050)], [[1], rows("inf")], [[0], [[2**54 + 2] * 3]]])

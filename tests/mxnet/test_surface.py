@@ -100,6 +100,60 @@ def an_updater_may_be_an_optimizer():
     return [value, 0 in kv._updater.states]
 
 
+def add(key, total, value):
+    value += total
+
+
+@case([[0.8, 0.8], [2.8, 2.8], [4.8, 4.8], [4.6, 4.6]])
+def an_updater_and_an_optimizer_may_replace_each_other():
+    kv, seen = store(), []
+    kv.init("a", ones())
+    kv.set_optimizer(mx.optimizer.SGD(learning_rate=0.1, momentum=0.9))
+    kv.push("a", ones())
+    seen.append(pulled(kv, "a"))
+    kv.set_updater(add)
+    for _ in range(2):
+        kv.push("a", ones())
+        seen.append(pulled(kv, "a"))
+    kv.set_optimizer(mx.optimizer.SGD(learning_rate=0.1, momentum=0.9))
+    kv.push("a", ones())
+    seen.append(pulled(kv, "a"))
+    return [[round(number, 6) for number in numbers] for numbers in seen]
+
+
+@case([[5, 5], [4.8, 4.8], [3, 3], [2.8, 2.8]])
+def an_optimizer_takes_over_the_values_of_keys_that_only_one_rank_has_looked_at():
+    kv = store()
+    kv.init(["a", "b"], [ones(times=3), ones(times=3)])
+    kv.set_updater(add)
+    kv.push("a", ones())
+    seen = [pulled(kv, "a")] if rank() == 0 else [[5, 5]]
+    before = pulled(kv, "b") if rank() == 1 else [3, 3]
+    kv.set_optimizer(mx.optimizer.SGD(learning_rate=0.1))
+    for key in "ab":
+        kv.push(key, ones())
+        seen += [[round(number, 6) for number in pulled(kv, key)]]
+    return [*seen[:2], before, seen[2]]
+
+
+@case("NotImplementedError: set_updater: asynchronous workers get no common sums; use set_optimizer")
+def an_asynchronous_store_takes_no_updater():
+    error = error_of(lambda: store("dist_async_autobyte").set_updater(add))
+    return f"{type(error).__name__}: {error}"
+
+
+@case([[0.8, 0.8], [0.6, 0.6], [0.4, 0.4]])
+def optimizers_of_other_classes_start_anew_even_the_first_again():
+    kv, seen = store(), []
+    kv.init("a", ones())
+    sgd = mx.optimizer.SGD(learning_rate=0.1, momentum=0.9)
+    for optimizer in sgd, mx.optimizer.NAG(learning_rate=0.1), sgd:
+        kv.set_optimizer(optimizer)
+        kv.push("a", ones())
+        seen.append([round(number, 6) for number in pulled(kv, "a")])
+    return seen
+
+
 @case(by_rank=[[1, 2], [1, 2]])
 def broadcasts_may_come_in_another_order_on_each_rank():
     kv = store()
@@ -124,6 +178,18 @@ def a_broadcast_that_the_ranks_disagree_about_fails_alone():
     return [isinstance(waited, mx.MXNetError), isinstance(called, mx.MXNetError), named, other.asnumpy().tolist()] + [
         pulled(kv, "x")
     ]
+
+
+@case(["push: priority must be an integer, not 1.5", "pull: priority must be an integer, not None", [2, 2]])
+def a_priority_that_is_no_integer_is_refused_at_the_call():
+    kv = store()
+    kv.init("a", ones())
+    errors = [
+        error_of(lambda: kv.push("a", ones(), priority=1.5)),
+        error_of(lambda: kv.pull("a", out=ones(), priority=None)),
+    ]
+    kv.push("a", ones(), priority=10**9)
+    return [*map(str, errors), pulled(kv, "a")]
 
 
 @case([2, 2])

@@ -48,8 +48,27 @@ def test_a_missing_variable_is_named(name: str, empty: bool) -> None:
             "0",
             "AUTOBYTE_CREDIT_BYTES must be an integer from 1 to 68719476736, not 0",
         ),
-        ("AUTOBYTE_DEADLINE_SECONDS", "inf", "AUTOBYTE_DEADLINE_SECONDS='inf': expected seconds above 0"),
-        ("AUTOBYTE_START_SECONDS", "-3", "AUTOBYTE_START_SECONDS='-3': expected seconds above 0"),
+        ("AUTOBYTE_DEADLINE_SECONDS", "inf", "AUTOBYTE_DEADLINE_SECONDS='inf': expected seconds, 0.1 to 1e+08"),
+        ("AUTOBYTE_DEADLINE_SECONDS", "1e-9", "AUTOBYTE_DEADLINE_SECONDS='1e-9': expected seconds, 0.1 to 1e+08"),
+        ("AUTOBYTE_START_SECONDS", "-3", "AUTOBYTE_START_SECONDS='-3': expected seconds, 0.1 to 1e+08"),
+        ("AUTOBYTE_HEARTBEAT_SECONDS", "nan", "AUTOBYTE_HEARTBEAT_SECONDS='nan': expected seconds, 0.01 to 1e+08"),
+        ("AUTOBYTE_SILENCE_SECONDS", "0.5", "AUTOBYTE_SILENCE_SECONDS='0.5': expected seconds, 1 to 1e+08"),
+        (
+            "AUTOBYTE_SILENCE_SECONDS",
+            "1.5",
+            "AUTOBYTE_SILENCE_SECONDS=1.5: expected at least twice AUTOBYTE_HEARTBEAT_SECONDS=1",
+        ),
+        (
+            "AUTOBYTE_HEARTBEAT_SECONDS",
+            "15",
+            "AUTOBYTE_SILENCE_SECONDS=20: expected at least twice AUTOBYTE_HEARTBEAT_SECONDS=15",
+        ),
+        ("AUTOBYTE_WINDOW_SECONDS", "0", "AUTOBYTE_WINDOW_SECONDS='0': expected seconds, 0.01 to 1e+08"),
+        (
+            "AUTOBYTE_SWITCH_INTERVAL_SECONDS",
+            "1e-9",
+            "AUTOBYTE_SWITCH_INTERVAL_SECONDS='1e-9': expected seconds, 1e-06 to 1e+08",
+        ),
     ],
 )
 def test_a_wrong_value_is_named_with_its_variable(name: str, value: str, text: str) -> None:

@@ -59,6 +59,18 @@ def test_a_push_of_rows_is_answered_when_the_round_is_complete() -> None:
     assert (answer.kind, answer.version) == (SpanKind.DONE, 2)
 
 
+def test_rows_and_all_elements_in_one_round_fail_it_for_all_workers_at_once() -> None:
+    book = ShardBook(0, 2, 10.0)
+    book.add([TENSOR])
+    for kind, count in ((SpanKind.INIT, 8), (SpanKind.PUSH, 8)):
+        book.take(1, Span(kind, 7, int(kind is SpanKind.PUSH), 4, count, 0), memoryview(bytes(32)), 0, 0.0)
+    rows = memoryview(records(np.array([3]), np.ones((1, 2), "float32")).tobytes())
+    answers, _ = book.take(0, Span(SpanKind.PUSH_ROWS, 7, 1, 4, 8, 0, encoded_bytes=rows.nbytes), rows, 0, 0.0)
+    assert [(answer.rank, answer.kind) for answer in answers] == [(0, SpanKind.ERROR), (1, SpanKind.ERROR)]
+    (answer,) = book.take(1, Span(SpanKind.PUSH, 7, 2, 4, 8, 0), memoryview(bytes(32)), 0, 0.0)[0]
+    assert answer.kind is SpanKind.ERROR
+
+
 def test_who_has_an_earlier_version_gets_the_rows_that_have_changed() -> None:
     server = Server()
     server.book.set_updater(lambda tensor, shard: Descent())
