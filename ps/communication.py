@@ -306,7 +306,7 @@ class CommunicationLoop:
 
     def _gather(self, now: float) -> float:
         """Wait for what is likely to be posted now; return the time."""
-        if now - self._posted_at < BURST_SECONDS:
+        if self._exchange.busy and now - self._posted_at < BURST_SECONDS:
             time.sleep(GATHER_SECONDS)
             now = time.monotonic()
         self._posted_at = now

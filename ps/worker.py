@@ -171,13 +171,16 @@ class Worker:
         self._loop.init(specs, values).wait()
 
     def begin_init(
-        self, spec: TensorSpec, value: NDArray[Any], done: Callable[[Optional[AutoByteError]], None]
+        self,
+        specs: Sequence[TensorSpec],
+        values: Mapping[str, NDArray[Any]],
+        done: Callable[[Optional[AutoByteError]], None],
     ) -> None:
-        """Begin an :meth:`init_tensors` of one key and return; ``done`` is called on another thread.
+        """Begin an :meth:`init_tensors` and return; ``done`` is called on another thread.
 
-        ``value`` is not to be changed until then; operations on the key are to be submitted after it.
+        ``values`` are not to be changed until then; operations on the keys are to be submitted after it.
         """
-        self._loop.begin_init([spec], {spec.name: value}, done)
+        self._loop.begin_init(specs, values, done)
 
     def push(self, key: str, value: ArrayLike, priority: int = 0) -> Handle:
         """Add ``value`` to the key's round. The handle completes when all workers have pushed."""

@@ -17,6 +17,7 @@ from ps.errors import AutoByteError, Closed
 from ps.exit_hook import uncaught_error
 from ps.messages import SpanKind, TensorSpec
 from ps.mxnet import engine
+from ps.mxnet.entries import Entry
 from ps.mxnet.errors import for_mxnet, raised_for_mxnet
 from ps.mxnet.stage import Stage
 from ps.mxnet.timing import Step, StepMarkers, StepTimer
@@ -67,20 +68,25 @@ class Connection:
         with raised_for_mxnet():
             self.worker.init_tensors(specs, values)
 
-    def begin_init(self, spec: TensorSpec, stage: Stage, failed: Callable[[AutoByteError], None]) -> None:
-        """Put an init with what is in ``stage`` into the engine's order: what uses the stage later waits for it."""
+    def begin_init(self, entries: Sequence[Entry]) -> None:
+        """Put an init with what is in their stages into the engine's order: what uses a stage later waits for it.
+
+        Where it fails, the entries have the error.
+        """
         self.check()
 
         def start(completion: engine.Completion) -> None:
             def done(error: Optional[AutoByteError]) -> None:
                 if error is not None:
-                    failed(error)
+                    for entry in entries:
+                        entry.error = error
                     self._note(error)
                 completion(error)
 
-            self.worker.begin_init(spec, stage.memory.reshape(spec.shape), done)
+            values = {entry.spec.name: entry.stage.memory.reshape(entry.spec.shape) for entry in entries}
+            self.worker.begin_init([entry.spec for entry in entries], values, done)
 
-        engine.push(start, mutable=[stage.array])
+        engine.push(start, mutable=[entry.stage.array for entry in entries])
         self.check()
 
     def barrier(self, name: str) -> None:

@@ -18,7 +18,6 @@ docs/kvstore.md compares every call with MXNet's own stores.
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import logging
 from typing import Any, Callable, Iterable, Iterator, Mapping, NoReturn, Optional, Sequence
@@ -153,9 +152,10 @@ class AutoByteKVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         """
         checked_priority(priority, "broadcast")
         outputs = dict(pairs("broadcast", key, out))
-        for name, entry in self._entries.new("broadcast", key, value, self._new_entry).items():
-            self._entries.add({name: entry})
-            self._connection.begin_init(entry.spec, entry.stage, functools.partial(setattr, entry, "error"))
+        entries = self._entries.new("broadcast", key, value, self._new_entry)
+        self._entries.add(entries)
+        self._connection.begin_init(list(entries.values()))
+        for name, entry in entries.items():
             wanted = [array for array in outputs[name] if not self._connection.is_own(array)]
             if self.rank != 0 or isinstance(entry.stage, OrderStage):
                 self._pull(name, entry, wanted, priority)

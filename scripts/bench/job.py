@@ -109,11 +109,21 @@ class Job:
         Where; worker i on host i, server j on host ``num_workers + j``, the scheduler with server 0.
     patience_seconds
         Longest time to wait for any answer.
+    module
+        What a worker runs, with store and profile as arguments.
     """
 
     def __init__(
-        self, store: str, profile: str, network: Network, num_workers: int, num_servers: int, patience_seconds: float
+        self,
+        store: str,
+        profile: str,
+        network: Network,
+        num_workers: int,
+        num_servers: int,
+        patience_seconds: float,
+        module: str = "bench.worker",
     ) -> None:
+        self._module = module
         self._store, self._profile, self._network = store, profile, network
         self._num_workers, self._num_servers = num_workers, num_servers
         self._patience_seconds = patience_seconds
@@ -171,7 +181,7 @@ class Job:
 
     def _start(self) -> None:
         store, network = STORES[self._store], self._network
-        commands = {**store.processes, "worker": [sys.executable, "-m", "bench.worker", self._store, self._profile]}
+        commands = {**store.processes, "worker": [sys.executable, "-m", self._module, self._store, self._profile]}
         paths = [str(SCRIPTS), str(SCRIPTS.parent), os.environ.get("PYTHONPATH", "")]
         environment = {**os.environ, **store.variables, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
         for placed in places(network.address, _free_port(), self._num_workers, self._num_servers):
