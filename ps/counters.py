@@ -17,9 +17,11 @@ import statistics
 from collections import deque
 from typing import NamedTuple, Optional, Protocol, Sequence
 
-from ps.config import Role
+from ps.config import KIB, Role
 from ps.estimate import HostEstimate
-from ps.stats import Observation
+from ps.layers import LayerTimes, StepTimes
+from ps.meter import Recent
+from ps.stats import LayerGroup, Observation
 
 __all__ = ["Counters", "LinkTotals"]
 
@@ -27,6 +29,9 @@ __all__ = ["Counters", "LinkTotals"]
 STEPS_LOST_BY_SWITCH = 2
 #: Only so many of a window's latest durations are kept for a median.
 MAX_SAMPLES = 256
+#: The rate of summation is taken over so many seconds of it, from messages whose bytes are what takes the time.
+SUM_WINDOW_SECONDS = 0.02
+SUM_MESSAGE_BYTES = 64 * KIB
 
 
 class LinkTotals(Protocol):
@@ -57,6 +62,10 @@ class _Totals(NamedTuple):
     partitions_sent: int = 0
     queue_wait_seconds: float = 0.0
     credit_stall_seconds: float = 0.0
+    bytes_received: int = 0
+    send_busy_seconds: float = 0.0
+    receive_busy_seconds: float = 0.0
+    thread_seconds: float = 0.0
     cpu_seconds: float = 0.0
 
 
@@ -84,6 +93,12 @@ class Counters:
         self._steps_to_drop = 0
         self._pushed_tensors = self._pushed_bytes = 0  # in the step in progress
         self._tensors = self._model_bytes = 0  # in the last whole step
+        self._layer_times = LayerTimes()
+        self._layers: tuple[LayerGroup, ...] = ()
+        # summation
+        self._sum_rate = Recent()
+        self._rate_bytes = 0
+        self._rate_seconds = 0.0
         # since the start
         self._malformed = 0
         self._totals = _Totals()  # at the window's begin
@@ -92,10 +107,8 @@ class Counters:
     def _start_window(self) -> None:
         self._steps = 0
         self._step_seconds: deque[float] = deque(maxlen=MAX_SAMPLES)
-        self._forward_seconds: deque[float] = deque(maxlen=MAX_SAMPLES)
-        self._backward_seconds: deque[float] = deque(maxlen=MAX_SAMPLES)
+        self._trained = False
         self._ack_seconds: deque[float] = deque(maxlen=MAX_SAMPLES)
-        self._bytes_received = 0
         self._sum_bytes = 0
         self._sum_seconds = 0.0
 
@@ -118,10 +131,10 @@ class Counters:
         self._pushed_tensors += 1
         self._pushed_bytes += tensor_bytes
 
-    def note_training(self, forward_seconds: float, backward_seconds: float) -> None:
-        """A step's forward and backward passes took so long."""
-        self._forward_seconds.append(forward_seconds)
-        self._backward_seconds.append(backward_seconds)
+    def note_training(self, step: StepTimes) -> None:
+        """A step computed for so long."""
+        self._layer_times.add(step)
+        self._trained = True
 
     # ---------------------------------------------------------------------------------------- both
 
@@ -131,10 +144,6 @@ class Counters:
         self._steps = 0
         self._step_seconds.clear()
         self._steps_to_drop = STEPS_LOST_BY_SWITCH
-
-    def received(self, message_bytes: int) -> None:
-        """A data message arrived."""
-        self._bytes_received += message_bytes
 
     def acknowledged(self, round_trip_seconds: float) -> None:
         """A message was acknowledged so long after it was sent."""
@@ -150,10 +159,24 @@ class Counters:
         """Gradients of so many bytes were added (or copied) to a sum, which took so long."""
         self._sum_bytes += sum_bytes
         self._sum_seconds += seconds
+        if sum_bytes >= SUM_MESSAGE_BYTES:
+            self._rate_bytes += sum_bytes
+            self._rate_seconds += seconds
+            if self._rate_seconds >= SUM_WINDOW_SECONDS:
+                self._sum_rate.add(self._rate_bytes / self._rate_seconds)
+                self._rate_bytes, self._rate_seconds = 0, 0.0
 
     # -------------------------------------------------------------------------------------- report
 
-    def observation(self, now: float, links: LinkTotals, estimates: HostEstimate, cpu_seconds: float) -> Observation:
+    def observation(
+        self,
+        now: float,
+        links: LinkTotals,
+        estimates: HostEstimate,
+        bytes_received: int,
+        thread_seconds: float,
+        cpu_seconds: float,
+    ) -> Observation:
         """Return what was seen since the last call, and start the next window.
 
         Parameters
@@ -162,8 +185,10 @@ class Counters:
             Totals since the start over all links.
         estimates
             From :class:`~ps.estimate.HostEstimator`.
-        cpu_seconds
-            CPU time of the process since its start.
+        bytes_received
+            Payload received since the start.
+        thread_seconds, cpu_seconds
+            CPU time of the communication thread, and of the process, since the start.
         """
         before = self._totals
         self._totals = _Totals(
@@ -172,8 +197,15 @@ class Counters:
             links.partitions_sent,
             links.queue_wait_seconds,
             links.credit_stall_seconds,
+            bytes_received,
+            estimates.send_busy_seconds,
+            estimates.receive_busy_seconds,
+            thread_seconds,
             cpu_seconds,
         )
+        profile = self._layer_times.profile() if self._trained else None
+        if profile is not None:
+            self._layers = profile.layers
         waited_seconds = links.queue_wait_seconds - before.queue_wait_seconds
         partitions_sent = links.partitions_sent - before.partitions_sent
         observation = Observation(
@@ -185,12 +217,13 @@ class Counters:
             num_servers=self._num_servers,
             steps=self._steps,
             step_seconds=_median(self._step_seconds),
-            forward_seconds=_median(self._forward_seconds),
-            backward_seconds=_median(self._backward_seconds),
+            forward_seconds=None if profile is None else profile.forward_seconds,
+            backward_seconds=None if profile is None else profile.backward_seconds,
+            layers=self._layers,
             tensors=self._tensors,
             model_bytes=self._model_bytes,
             bytes_sent=links.bytes_sent - before.bytes_sent,
-            bytes_received=self._bytes_received,
+            bytes_received=bytes_received - before.bytes_received,
             messages_sent=links.messages_sent - before.messages_sent,
             partitions_sent=partitions_sent,
             queue_wait_seconds=waited_seconds / partitions_sent if partitions_sent else None,
@@ -199,9 +232,16 @@ class Counters:
             bandwidth_bytes_per_second=estimates.bandwidth_bytes_per_second,
             latency_seconds=estimates.latency_seconds,
             overhead_seconds=estimates.overhead_seconds,
+            receive_bandwidth_bytes_per_second=estimates.receive_bandwidth_bytes_per_second,
+            byte_seconds=estimates.byte_seconds,
+            links=estimates.links,
+            send_busy_seconds=estimates.send_busy_seconds - before.send_busy_seconds,
+            receive_busy_seconds=estimates.receive_busy_seconds - before.receive_busy_seconds,
+            thread_seconds=thread_seconds - before.thread_seconds,
             cpu_seconds=cpu_seconds - before.cpu_seconds,
             sum_bytes=self._sum_bytes,
             sum_seconds=self._sum_seconds,
+            sum_bytes_per_second=self._sum_rate.estimate(),
             nonfinite=self.nonfinite,
             malformed=self._malformed,
         )

@@ -161,9 +161,12 @@ class Message:
         What it takes of the credit: less than ``nbytes`` where payload is in shared memory.
     alone
         Whether nothing else was in flight on this host when it left, so that its round trip tells the latency.
+    follows
+        Whether its link had work, queued or in flight, ever since the message before it, so that their arrivals tell
+        the bandwidth.
     """
 
-    __slots__ = ("seq", "spans", "parts", "nbytes", "charged_bytes", "sent_at", "alone", "_header")
+    __slots__ = ("seq", "spans", "parts", "nbytes", "charged_bytes", "sent_at", "alone", "follows", "_header")
 
     def __init__(
         self, seq: int, spans: list[Span], parts: list[memoryview], nbytes: int, charged_bytes: int, sent_at: float
@@ -175,13 +178,14 @@ class Message:
         self.charged_bytes = charged_bytes
         self.sent_at = sent_at
         self.alone = False
+        self.follows = False
         self._header: Optional[bytes] = None
 
     @property
     def header(self) -> bytes:
         """The header frame; encoded once, and kept for a resend."""
         if self._header is None:
-            self._header = encode(Data(self.seq, self.spans))
+            self._header = encode(Data(self.seq, self.spans, self.follows))
         return self._header
 
     @property
@@ -231,6 +235,7 @@ class Link:
         "_in_flight",
         "_next_seq",
         "_asked_seq",
+        "_left",
     )
 
     def __init__(self, peer: int, credit_bytes: int = 4 * MIB, fusion_bytes: int = 0) -> None:
@@ -251,6 +256,7 @@ class Link:
         self._in_flight: deque[Message] = deque()
         self._next_seq = 1
         self._asked_seq = 0
+        self._left = False  # whether the last message left others in the queue
 
     @property
     def queued(self) -> bool:
@@ -335,6 +341,8 @@ class Link:
         message = Message(
             self._next_seq, spans, parts, payload_bytes + MESSAGE_BYTES, charged_bytes + MESSAGE_BYTES, now
         )
+        message.follows = self._left or bool(self._in_flight)
+        self._left = bool(queue)
         self._next_seq += 1
         self._in_flight.append(message)
         self.in_flight_bytes += message.charged_bytes

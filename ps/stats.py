@@ -2,18 +2,24 @@
 
 An :class:`Observation` is a plain value: counters turned into rates and percentiles, tagged with the epoch of
 the configuration under which they were taken. Seconds, bytes and bytes per second throughout; a quantity that
-could not be observed in the window is None, never a made-up zero.
+could not be observed in the window is None, never a made-up zero. Its size on the wire is bounded, whatever the model
+and the cluster: docs/estimates.md has the figures.
 """
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import Annotated, Optional
 
 import msgspec
 
 from ps.config import Role
 
-__all__ = ["Estimate", "Observation"]
+__all__ = ["Estimate", "LayerGroup", "LinkEstimate", "Observation", "MAX_LAYERS", "MAX_LINKS"]
+
+#: A model with more tensors is described in so many groups of neighbours.
+MAX_LAYERS = 64
+#: A node with more links reports so many in a window, and others in the next one.
+MAX_LINKS = 16
 
 
 class Estimate(msgspec.Struct, array_like=True, frozen=True):
@@ -24,7 +30,33 @@ class Estimate(msgspec.Struct, array_like=True, frozen=True):
     samples: int
 
 
-class Observation(msgspec.Struct, frozen=True, kw_only=True):
+class LinkEstimate(msgspec.Struct, array_like=True, frozen=True):
+    """What is known of one link; None where it cannot be told from the host's other links."""
+
+    peer: int  #: rank of the other end: a server for a worker, a worker for a server
+    bandwidth_bytes_per_second: Optional[Estimate] = None  #: sending
+    receive_bandwidth_bytes_per_second: Optional[Estimate] = None
+    latency_seconds: Optional[Estimate] = None  #: one way
+
+
+class LayerGroup(msgspec.Struct, array_like=True, frozen=True):
+    """Tensors that are neighbours in forward order; whole microseconds, to be short on the wire."""
+
+    tensors: int
+    size_bytes: int
+    forward_microseconds: int  #: computation of the layers that these tensors belong to
+    backward_microseconds: int  #: computation that ends with their gradients
+
+    @property
+    def forward_seconds(self) -> float:
+        return self.forward_microseconds / 1e6
+
+    @property
+    def backward_seconds(self) -> float:
+        return self.backward_microseconds / 1e6
+
+
+class Observation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One node's view of one window."""
 
     role: Role
@@ -37,8 +69,9 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     # workers: training
     steps: int = 0  #: training steps that ended in the window
     step_seconds: Optional[float] = None  #: median duration of those steps
-    forward_seconds: Optional[float] = None
-    backward_seconds: Optional[float] = None
+    forward_seconds: Optional[float] = None  #: median, computation alone: without waiting for sums
+    backward_seconds: Optional[float] = None  #: median
+    layers: Annotated[tuple[LayerGroup, ...], msgspec.Meta(max_length=MAX_LAYERS)] = ()  #: in forward order
     tensors: int = 0  #: number of tensors pushed per step, as known so far
     model_bytes: int = 0  #: bytes pushed per step, as known so far
 
@@ -53,10 +86,17 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     bandwidth_bytes_per_second: Optional[Estimate] = None  #: of this host's sending side
     latency_seconds: Optional[Estimate] = None  #: one way
     overhead_seconds: Optional[Estimate] = None  #: CPU time of the communication thread per message
+    receive_bandwidth_bytes_per_second: Optional[Estimate] = None  #: of this host's receiving side
+    byte_seconds: Optional[Estimate] = None  #: CPU time of the communication thread per byte, on top of the overhead
+    links: Annotated[tuple[LinkEstimate, ...], msgspec.Meta(max_length=MAX_LINKS)] = ()
+    send_busy_seconds: float = 0.0  #: time in which the sending wire was busy
+    receive_busy_seconds: float = 0.0
+    thread_seconds: float = 0.0  #: CPU time of the communication thread
     cpu_seconds: float = 0.0  #: CPU time of the whole process in the window
 
     # servers
     sum_bytes: int = 0
     sum_seconds: float = 0.0  #: time spent in summation
+    sum_bytes_per_second: Optional[Estimate] = None  #: of messages large enough to tell
     nonfinite: int = 0  #: elements of gradients or their sums that were infinite or no number, since the start
     malformed: int = 0  #: frames dropped as malformed, since the start

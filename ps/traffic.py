@@ -40,10 +40,11 @@ class Traffic:
         self.bytes_received = 0
         self._links = LinkGroup(peers, bounded_skew)
         self._links.configure(self.config)
-        self._estimator = HostEstimator()
+        self._estimator = HostEstimator(self._links.links)
         self._thread_seconds = time.thread_time()
         self._handled_messages = 0
         self._handled_bytes = 0
+        self._observed: Optional[Observation] = None
         self._window_seconds = settings.window_seconds
         self._window_ends = now + settings.window_seconds
 
@@ -69,16 +70,17 @@ class Traffic:
 
     def acknowledged(self, peer: int, seq: int, now: float) -> None:
         """``peer`` has received everything up to message ``seq``."""
-        queued = self._links.queued
-        for message in self._links.links[peer].acknowledge(seq, now):
-            self._estimator.acknowledged(message.nbytes, message.sent_at, now, queued, message.alone)
-            self.counters.acknowledged(now - message.sent_at)
+        messages = self._links.links[peer].acknowledge(seq, now)
+        if messages:
+            self._estimator.acknowledged(peer, messages, now)
+            for message in messages:
+                self.counters.acknowledged(now - message.sent_at)
 
-    def received(self, payload_bytes: int) -> None:
-        """A numbered message has arrived."""
+    def received(self, peer: int, payload_bytes: int, follows: bool, now: float) -> None:
+        """A numbered message has arrived from ``peer``; ``follows`` is what it says of itself."""
         self.messages_received += 1
         self.bytes_received += payload_bytes
-        self.counters.received(payload_bytes)
+        self._estimator.received(peer, payload_bytes, follows, now)
 
     def ask(self, peer: int) -> None:
         """Note that ``peer`` is asked what it expects."""
@@ -97,10 +99,10 @@ class Traffic:
         return self._links.links[peer].resume(expected, asks, now)
 
     def report(self, now: float) -> Optional[Observation]:
-        """Return what was seen in the window if it has ended, else None. To be called on the sending thread."""
-        if now < self._window_ends:
-            return None
-        self._window_ends = now + self._window_seconds
+        """Return what was seen in the window if it has ended, else None.
+
+        To be called on the sending thread, several times in a window: that is how often its CPU time is looked at.
+        """
         seconds = time.thread_time()
         handled_messages = self._links.messages_sent + self.messages_received
         handled_bytes = self._links.bytes_sent + self.bytes_received
@@ -111,10 +113,16 @@ class Traffic:
         )
         self._thread_seconds = seconds
         self._handled_messages, self._handled_bytes = handled_messages, handled_bytes
-        return self.counters.observation(now, self._links, self._estimator.estimates(), time.process_time())
+        if now < self._window_ends:
+            return None
+        self._window_ends = now + self._window_seconds
+        self._observed = self.counters.observation(
+            now, self._links, self._estimator.estimates(), self.bytes_received, seconds, time.process_time()
+        )
+        return self._observed
 
     def statistics(self) -> dict[str, Any]:
-        """Return totals since the start, and the configuration in use."""
+        """Return totals since the start, the configuration in use, and what was observed in the last window."""
         return {
             "bytes_sent": self._links.bytes_sent,
             "bytes_received": self.bytes_received,
@@ -122,4 +130,5 @@ class Traffic:
             "messages_resent": sum(link.messages_resent for link in self._links.links.values()),
             "partitions_sent": self._links.partitions_sent,
             "config": msgspec.structs.asdict(self.config),
+            "observed": None if self._observed is None else msgspec.to_builtins(self._observed),
         }

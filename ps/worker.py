@@ -20,6 +20,7 @@ from ps.codecs import Codec, codec_of, describe
 from ps.communication import CommunicationLoop
 from ps.config import CommConfig, Role, Settings
 from ps.errors import AutoByteError, Closed, SettingsError, TensorError
+from ps.layers import StepTimes
 from ps.messages import Mode, SpanKind, Storage, Tensor, TensorSpec
 from ps.operation import VERBS, Handle, Operation, checked_array, checked_name
 from ps.rows import merge, records, row_ids, rows_of
@@ -309,9 +310,9 @@ class Worker:
             raise TypeError(f"configure: expected a CommConfig, not {config!r}")
         self._loop.configure(config)
 
-    def note_training(self, forward_seconds: float, backward_seconds: float) -> None:
+    def note_training(self, step: StepTimes) -> None:
         """Report how long the last step computed, for the tuner."""
-        self._loop.post(lambda: self._loop.traffic.counters.note_training(forward_seconds, backward_seconds))
+        self._loop.post(lambda: self._loop.traffic.counters.note_training(step))
 
     def close(self, error: str = "") -> None:
         """Wait for what is pending and leave the job. With ``error`` leave at once: the job has failed.

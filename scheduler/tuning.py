@@ -23,7 +23,7 @@ from typing import Callable, Optional, TypedDict
 from msgspec.structs import asdict, astuple, replace
 
 from ps.config import CommConfig, Role
-from ps.stats import Estimate, Observation
+from ps.stats import Estimate, LayerGroup, LinkEstimate, Observation
 from scheduler.events import Decided, Event, Kept, Measured, Refused, Retired, Unconfirmed
 from tuner.interface import Proposal, Tuner
 from tuner.steps import StepMeter, StepTime
@@ -197,12 +197,12 @@ class Tuning:
             return f"there is no {node} in this job"
         if (observation.num_workers, observation.num_servers) != tuple(self._counts.values()):
             return f"{node} believes in {observation.num_workers} workers and {observation.num_servers} servers"
+        peers = Role.SERVER if observation.role is Role.WORKER else Role.WORKER
+        for link in observation.links:
+            if not link.peer < self._counts[peers]:
+                return f"{node} has a link to {peers.value} {link.peer}, which this job does not have"
         for name, value in asdict(observation).items():
-            if isinstance(value, Estimate):
-                sound = value.value > 0 and all(map(_is_quantity, astuple(value)))
-            else:
-                sound = not isinstance(value, (int, float)) or _is_quantity(value)
-            if not sound:
+            if not _is_sound(value):
                 return f"{name} of {node} cannot be {value}"
         return ""
 
@@ -239,6 +239,19 @@ class Tuning:
     def _stamp(self, now: float) -> _Stamp:
         began = now if self._began is None else self._began
         return {"seconds": round(now - began, 3), "epoch": self.config.epoch}
+
+
+def _is_sound(value: object) -> bool:
+    """Whether a field of an observation, with all that is in it, can have been measured."""
+    if isinstance(value, Estimate):
+        return value.value > 0 and all(map(_is_quantity, astuple(value)))
+    if isinstance(value, LayerGroup):
+        return all(number >= 0 for number in astuple(value))  # whole numbers, and many of them
+    if isinstance(value, LinkEstimate):
+        return all(map(_is_sound, astuple(value)))
+    if isinstance(value, tuple):
+        return all(map(_is_sound, value))
+    return not isinstance(value, (int, float)) or _is_quantity(value)
 
 
 def _is_quantity(number: float) -> bool:

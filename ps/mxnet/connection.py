@@ -20,7 +20,7 @@ from ps.mxnet import engine
 from ps.mxnet.entries import Entry
 from ps.mxnet.errors import for_mxnet, raised_for_mxnet
 from ps.mxnet.stage import Stage
-from ps.mxnet.timing import Step, StepMarkers, StepTimer
+from ps.mxnet.timing import Gradient, StepMarkers, StepTimer
 from ps.operation import Operation
 from ps.worker import Worker
 
@@ -102,14 +102,14 @@ class Connection:
         error.
         """
         self.check()
-        step = self._timer.pushed(priority) if kind is not SpanKind.PULL else None
-        engine.push(_Transfer(self, kind, name, stage, priority, settings, step).start, mutable=[stage.array])
+        gradient = None if kind is SpanKind.PULL else self._timer.pushed(priority, stage.memory.nbytes)
+        engine.push(_Transfer(self, kind, name, stage, priority, settings, gradient).start, mutable=[stage.array])
         self.check()  # the naive engine has ended the operation already
 
     def operate(
         self,
         begin: Callable[[Callable[[Optional[AutoByteError]], None]], None],
-        pushes: bool,
+        pushed_bytes: Optional[int],
         priority: int,
         *,
         const: Sequence[Any] = (),
@@ -122,34 +122,34 @@ class Connection:
         begin
             Called with ``done`` when the arrays are ready. It must not block; ``done`` ends the operation, from any
             thread, with None or the error.
-        pushes
-            Whether it sends a gradient of the present step.
+        pushed_bytes
+            Size of the gradient of the present step that it sends; None where it sends none.
         const, mutable
             The arrays that it reads and writes.
         """
         self.check()
-        step = self._timer.pushed(priority) if pushes else None
+        gradient = None if pushed_bytes is None else self._timer.pushed(priority, pushed_bytes)
 
         def start(completion: engine.Completion) -> None:
-            self.began(step)
-            begin(lambda error: self.ended(completion, error, step, priority))
+            self.began(gradient)
+            begin(lambda error: self.ended(completion, error, gradient))
 
         engine.push(start, const=const, mutable=mutable)
         self.check()  # the naive engine has ended the operation already
 
-    def began(self, step: Optional[Step]) -> None:
-        """The engine has begun an operation; a gradient of ``step`` is ready."""
-        if step is not None:
-            self._timer.ready(step, time.monotonic())
+    def began(self, gradient: Optional[Gradient]) -> None:
+        """The engine has begun an operation; the gradient that it sends is ready."""
+        if gradient is not None:
+            self._timer.ready(gradient, time.monotonic())
 
     def ended(
-        self, completion: engine.Completion, error: Optional[AutoByteError], step: Optional[Step], priority: int
+        self, completion: engine.Completion, error: Optional[AutoByteError], gradient: Optional[Gradient]
     ) -> None:
         """End an operation with its result or its error."""
         if error is not None:
             self._note(error)
-        elif step is not None:
-            self._timer.answered(step, priority, time.monotonic())
+        elif gradient is not None:
+            self._timer.answered(gradient, time.monotonic())
         completion(error)
 
     def _note(self, error: AutoByteError) -> None:
@@ -192,7 +192,7 @@ class Connection:
 class _Transfer:
     """A push, pull or push-pull of a stage: one object, not many closures, since each step has one for each tensor."""
 
-    __slots__ = ("connection", "kind", "name", "stage", "priority", "settings", "step", "completion", "operation")
+    __slots__ = ("connection", "kind", "name", "stage", "priority", "settings", "gradient", "completion", "operation")
 
     def __init__(
         self,
@@ -202,7 +202,7 @@ class _Transfer:
         stage: Stage,
         priority: int,
         settings: bytes,
-        step: Optional[Step],
+        gradient: Optional[Gradient],
     ) -> None:
         self.connection = connection
         self.kind = kind
@@ -210,13 +210,13 @@ class _Transfer:
         self.stage = stage
         self.priority = priority
         self.settings = settings
-        self.step = step
+        self.gradient = gradient
 
     def start(self, completion: engine.Completion) -> None:
         """What was written to the stage before is there: send it."""
         kind, stage = self.kind, self.stage
         self.completion = completion
-        self.connection.began(self.step)
+        self.connection.began(self.gradient)
         send = None if kind is SpanKind.PULL else stage.memory
         receive = None if kind is SpanKind.PUSH else stage.memory
         known, stage.pulled = stage.pulled, None
@@ -232,7 +232,7 @@ class _Transfer:
         """It has ended."""
         if error is None and self.kind is SpanKind.PULL:
             self.stage.pulled = self.operation.version
-        self.connection.ended(self.completion, error, self.step, self.priority)
+        self.connection.ended(self.completion, error, self.gradient)
 
 
 _connection: Optional[Connection] = None

@@ -98,7 +98,7 @@ def push_rows(
 
         _reader().read(copies, send, done)
 
-    connection.operate(begin, True, priority, const=copies, mutable=[order])
+    connection.operate(begin, 0, priority, const=copies, mutable=[order])
 
 
 def pull_rows(connection: Connection, spec: TensorSpec, order: Any, ids: Ids, priority: int) -> Any:
@@ -110,7 +110,7 @@ def pull_rows(connection: Connection, spec: TensorSpec, order: Any, ids: Ids, pr
         rows_of(tensor, f"row_sparse_pull({spec.name!r})")
         connection.worker.submit(Operation(tensor, SpanKind.PULL_ROWS, ids, memory, priority, done))
 
-    connection.operate(begin, False, priority, mutable=[array, order])
+    connection.operate(begin, None, priority, mutable=[array, order])
     return array
 
 
@@ -123,7 +123,7 @@ def pull_dense(connection: Connection, spec: TensorSpec, order: Any, priority: i
         tensor = connection.worker.tensor(spec.name)
         connection.worker.submit(Operation(tensor, SpanKind.PULL, None, memory.reshape(-1), priority, done))
 
-    connection.operate(begin, False, priority, mutable=[array, order])
+    connection.operate(begin, None, priority, mutable=[array, order])
     return array
 
 

@@ -1,11 +1,11 @@
-"""How long a step's forward and backward passes take, without any change to user code.
+"""When a step's passes and gradients begin and end, without any change to user code.
 
 The host runs ahead of MXNet's engine, so the engine itself is asked, by operations of ours in its order:
 
 * **end of forward = start of backward**: a marker that reads the loss, pushed when ``backward`` is called;
-* **end of backward**: the last gradient of the step has reached its stage;
-* **start of forward**: an estimate, the later of two: the user entered ``autograd.record()``, and the first layer's
-  sum (the most urgent one of the step before) had arrived.
+* **backward of a layer**: its gradient has reached its stage;
+* **start of forward**: not before the user entered ``autograd.record()``, and of a layer not before its sum of the step
+  before had arrived. :mod:`ps.layers` makes durations of all that.
 
 A step begins with the first ``backward`` after a push. It is reported once the next one has begun, since only then
 the number of its gradients is known. The first step has none before it and is never reported, which drops the warm-up
@@ -23,46 +23,48 @@ from typing import Any, Callable, Optional
 
 import mxnet as mx
 
+from ps.layers import StepTimes
 from ps.mxnet import engine
 
-__all__ = ["Step", "StepTimer", "StepMarkers"]
+__all__ = ["Gradient", "Step", "StepTimer", "StepMarkers"]
+
+
+class Gradient:
+    """What is known of one gradient of a step; a time is None where it was not seen (yet)."""
+
+    __slots__ = ("step", "priority", "size_bytes", "ready_at", "answered_at")
+
+    def __init__(self, step: Step, priority: int, size_bytes: int) -> None:
+        self.step = step
+        self.priority = priority
+        self.size_bytes = size_bytes
+        self.ready_at: Optional[float] = None
+        self.answered_at: Optional[float] = None
 
 
 class Step:
     """What is known of one step. Times are seconds of a monotonic clock, None where not seen (yet)."""
 
-    __slots__ = (
-        "before",
-        "recorded_at",
-        "forward_ended_at",
-        "backward_ended_at",
-        "pushed",
-        "ready",
-        "top_priority",
-        "first_answer_at",
-    )
+    __slots__ = ("before", "recorded_at", "forward_ended_at", "gradients", "ready")
 
     def __init__(self, before: Optional[Step], recorded_at: Optional[float]) -> None:
         self.before = before
         self.recorded_at = recorded_at
         self.forward_ended_at: Optional[float] = None
-        self.backward_ended_at: Optional[float] = None
-        self.pushed = 0
-        self.ready = 0
-        self.top_priority: Optional[int] = None
-        self.first_answer_at: Optional[float] = None
+        self.gradients: list[Gradient] = []
+        self.ready = 0  # how many of them are
 
 
 class StepTimer:
-    """Turns events of a training loop into the durations of forward and backward passes.
+    """Turns events of a training loop into the times of its steps.
 
     Parameters
     ----------
     report
-        Called with ``(forward_seconds, backward_seconds)`` of every complete step but the first.
+        Called with every complete step but the first.
     """
 
-    def __init__(self, report: Callable[[float, float], None]) -> None:
+    def __init__(self, report: Callable[[StepTimes], None]) -> None:
         self._report = report
         self._lock = threading.Lock()
         self._step: Optional[Step] = None
@@ -78,11 +80,11 @@ class StepTimer:
         """The user called ``backward``; returns the step that it belongs to."""
         with self._lock:
             step = self._step
-            if step is not None and not step.pushed:
+            if step is not None and not step.gradients:
                 return step
             self._step = Step(step, self._recorded_at)
             self._recorded_at = None
-            if step is not None and step.ready == step.pushed:
+            if step is not None and step.ready == len(step.gradients):
                 self._finish(step)
             return self._step
 
@@ -91,39 +93,47 @@ class StepTimer:
         with self._lock:
             step.forward_ended_at = now
 
-    def pushed(self, priority: int) -> Optional[Step]:
-        """A gradient was pushed; returns its step, None where no ``backward`` was seen."""
+    def pushed(self, priority: int, size_bytes: int) -> Optional[Gradient]:
+        """A gradient was pushed; returns it, None where no ``backward`` was seen."""
         with self._lock:
             step = self._step
-            if step is not None:
-                step.pushed += 1
-                if step.top_priority is None or priority > step.top_priority:
-                    step.top_priority = priority
-            return step
+            if step is None:
+                return None
+            gradient = Gradient(step, priority, size_bytes)
+            step.gradients.append(gradient)
+            return gradient
 
-    def ready(self, step: Step, now: float) -> None:
-        """The engine has computed a gradient of ``step``."""
+    def ready(self, gradient: Gradient, now: float) -> None:
+        """The engine has computed a gradient."""
         with self._lock:
+            gradient.ready_at = now
+            step = gradient.step
             step.ready += 1
-            step.backward_ended_at = now
-            if step.ready == step.pushed and step is not self._step:
+            if step.ready == len(step.gradients) and step is not self._step:
                 self._finish(step)
 
-    def answered(self, step: Step, priority: int, now: float) -> None:
-        """The sum of a gradient of ``step`` has arrived."""
-        with self._lock:
-            if priority == step.top_priority:
-                step.first_answer_at = now
+    def answered(self, gradient: Gradient, now: float) -> None:
+        """The sum of a gradient has arrived."""
+        gradient.answered_at = now
 
     def _finish(self, step: Step) -> None:
         before, step.before = step.before, None
-        if before is None or step.forward_ended_at is None or step.backward_ended_at is None:
+        ended_at = step.forward_ended_at
+        if before is None or ended_at is None:
             return
-        started_at = max(before.first_answer_at or 0.0, step.recorded_at or 0.0)
-        if started_at:
-            self._report(
-                max(0.0, step.forward_ended_at - started_at), max(0.0, step.backward_ended_at - step.forward_ended_at)
+        gradients = step.gradients
+        answered_at = [gradient.answered_at for gradient in before.gradients if gradient.answered_at is not None]
+        self._report(
+            StepTimes(
+                priorities=tuple([gradient.priority for gradient in gradients]),
+                sizes_bytes=tuple([gradient.size_bytes for gradient in gradients]),
+                ready_seconds=tuple([max(0.0, (gradient.ready_at or ended_at) - ended_at) for gradient in gradients]),
+                arrived_seconds=tuple([ended_at - answered for answered in answered_at])
+                if len(answered_at) == len(gradients)
+                else (),
+                recorded_seconds=None if step.recorded_at is None else max(0.0, ended_at - step.recorded_at),
             )
+        )
 
 
 class StepMarkers:

@@ -28,7 +28,7 @@ class FakeWorker:
         self.values = {}
         self.tensors = {}
         self.seen = []  #: (kind, name, priority) of every operation, in the order of their submission
-        self.noted = []  #: (forward_seconds, backward_seconds)
+        self.noted = []  #: the times of steps
         self.error = None  #: what operations end with
         self.closed_with = None
         self.held = []  #: operations that are not answered before :meth:`release`
@@ -77,8 +77,8 @@ class FakeWorker:
     def barrier(self, name):
         self.seen.append(("barrier", name, 0))
 
-    def note_training(self, forward_seconds, backward_seconds):
-        self.noted.append((forward_seconds, backward_seconds))
+    def note_training(self, step):
+        self.noted.append(step)
 
     def close(self, error=""):
         self.closed_with = error

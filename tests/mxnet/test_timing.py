@@ -1,28 +1,33 @@
-"""Forward and backward seconds from the events of a training loop."""
+"""When steps and their gradients begin and end, from the events of a training loop."""
 
 import mxnet as mx
 import pytest
+from msgspec.structs import replace
 
+from ps.layers import StepTimes
 from ps.mxnet.timing import StepTimer
 
 
 class Loop:
-    """Plays steps of a model of two gradients to a timer; ``at`` are the seconds of the events of one step."""
+    """Plays steps of a model of two gradients to a timer; arguments are the seconds of the events of one step."""
 
     def __init__(self):
         self.reports = []
-        self.timer = StepTimer(lambda forward, backward: self.reports.append((forward, backward)))
+        self.timer = StepTimer(self.reports.append)
 
-    def step(self, record, forward_end, last_gradient, first_gradient, first_sum):
+    def begin(self, record):
         self.timer.recorded(record)
         step = self.timer.backward()
-        assert self.timer.pushed(0) is step
-        assert self.timer.pushed(-1) is step
+        return step, self.timer.pushed(0, 400), self.timer.pushed(-1, 100)
+
+    def step(self, record, forward_end, last_gradient, first_gradient, first_sum):
+        step, first, last = self.begin(record)
+        assert first.step is step
         self.timer.forward_ended(step, forward_end)
-        self.timer.ready(step, last_gradient)
-        self.timer.ready(step, first_gradient)
-        self.timer.answered(step, -1, first_sum - 0.5)
-        self.timer.answered(step, 0, first_sum)
+        self.timer.ready(last, last_gradient)
+        self.timer.ready(first, first_gradient)
+        self.timer.answered(last, first_sum - 0.5)
+        self.timer.answered(first, first_sum)
 
 
 def test_step_is_reported_when_the_next_one_begins_and_the_first_is_dropped():
@@ -30,41 +35,53 @@ def test_step_is_reported_when_the_next_one_begins_and_the_first_is_dropped():
     loop.step(record=0, forward_end=9, last_gradient=10, first_gradient=12, first_sum=13)
     loop.step(record=1, forward_end=14, last_gradient=15, first_gradient=17, first_sum=18)
     assert loop.reports == []
+    second = StepTimes(
+        priorities=(0, -1),
+        sizes_bytes=(400, 100),
+        ready_seconds=(3, 1),
+        arrived_seconds=(1, 1.5),
+        recorded_seconds=13,
+    )
     loop.step(record=2, forward_end=21, last_gradient=22, first_gradient=23, first_sum=24)
-    assert loop.reports == [(1, 3)]  # forward began when the first sum was there: 13 to 14; backward: 14 to 17
+    assert loop.reports == [second]
     loop.timer.backward()
-    assert loop.reports == [(1, 3), (3, 2)]
-
-
-def test_forward_begins_with_record_where_the_host_is_late():
-    loop = Loop()
-    for start in (0, 10, 20):
-        loop.step(start, start + 2, start + 3, start + 4, start + 5)
-    assert loop.reports == [(2, 2)]
+    third = replace(second, ready_seconds=(2, 1), arrived_seconds=(3, 3.5), recorded_seconds=19)
+    assert loop.reports == [second, third]
 
 
 def test_gradients_that_come_after_the_next_step_has_begun_are_waited_for():
     loop = Loop()
     loop.step(0, 1, 2, 3, 4)
-    step = loop.timer.backward()
-    loop.timer.pushed(0)
+    step, first, last = loop.begin(record=5)
+    loop.timer.ready(last, 8)
     loop.timer.forward_ended(step, 6)
     loop.timer.backward()
     assert loop.reports == []
-    loop.timer.ready(step, 9)
-    assert loop.reports == [(2, 3)]
+    loop.timer.ready(first, 9)
+    assert [report.ready_seconds for report in loop.reports] == [(3, 2)]
+
+
+def test_sums_of_a_step_that_pushed_something_else_tell_nothing():
+    loop = Loop()
+    loop.timer.backward()
+    only = loop.timer.pushed(0, 400)
+    loop.timer.ready(only, 1)
+    loop.timer.answered(only, 2)
+    loop.step(0, 3, 4, 5, 6)
+    loop.timer.backward()
+    assert [report.arrived_seconds for report in loop.reports] == [()]
 
 
 def test_losses_of_several_devices_are_one_step():
     loop = Loop()
     first = loop.timer.backward()
     assert loop.timer.backward() is first
-    loop.timer.pushed(0)
+    loop.timer.pushed(0, 400)
     assert loop.timer.backward() is not first
 
 
 def test_pushes_without_any_backward_are_no_step():
-    assert Loop().timer.pushed(0) is None
+    assert Loop().timer.pushed(0, 400) is None
 
 
 def test_training_loop_reports_what_it_computed(store, worker):
@@ -80,8 +97,9 @@ def test_training_loop_reports_what_it_computed(store, worker):
         store.pushpull(0, weight.grad)
         weight.grad.wait_to_read()
     assert len(worker.noted) == 2  # the first is dropped, the last not complete
-    for forward_seconds, backward_seconds in worker.noted:
-        assert 0 < forward_seconds < backward_seconds < 5
+    for step in worker.noted:
+        assert (step.priorities, step.sizes_bytes) == ((0,), (4 * 400 * 400,))
+        assert all(0 < seconds < 5 for seconds in (*step.arrived_seconds, *step.ready_seconds, step.recorded_seconds))
 
 
 @pytest.mark.parametrize("how", ["method", "function", "keyword"])

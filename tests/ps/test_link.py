@@ -303,6 +303,23 @@ def test_the_time_in_which_work_waits_for_credit_is_counted() -> None:
     assert group.pop(5.0) is not None and group.credit_stall_seconds == 2.5
 
 
+def test_a_message_follows_the_one_before_while_the_link_never_runs_out_of_work() -> None:
+    link = link_of(push(1, 300), credit_bytes=100)
+    follows = []
+    for seq in (1, 2, 3):  # one at a time: what is queued keeps the link busy
+        follows += [message.follows for message in _pop_all(link, 0.0)]
+        link.acknowledge(seq, 0.0)
+    link.put(push(2, 100), now=1.0)  # after an idle time
+    follows += [message.follows for message in _pop_all(link, 1.0)]
+    link.credit_bytes = 1000
+    link.put(push(3, 100), now=1.0)  # while the one before is in flight
+    last = link.pop(1.0)
+    assert last is not None
+    assert [*follows, last.follows] == [False, True, True, False, True]
+    decoded = decode_data(last.header)
+    assert isinstance(decoded, Data) and decoded.follows
+
+
 def test_a_group_sums_the_counters_of_its_links_and_knows_who_was_alone() -> None:
     group = group_of(2)
     for peer in (0, 1):

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pickle
 import random
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from ps import messages as m
 from ps.config import CommConfig, Role
 from ps.errors import ErrorCode
-from ps.stats import Estimate, Observation
+from ps.stats import MAX_LAYERS, MAX_LINKS, Estimate, LayerGroup, LinkEstimate, Observation
 
 SPEC = m.TensorSpec("fc6_weight", (4096, 9216), "float32")
 TENSOR = m.Tensor(3, SPEC, [m.Shard(0, 0, 100), m.Shard(1, 100, 37748736)])
@@ -29,7 +31,7 @@ DATA = [
     m.Hello("job", 12, 1, 7, True, False),
     m.Data(1, [m.Span(m.SpanKind.PUSH_PULL, 3, 1, 12_884_901_888 - 8, 8, -5)]),
     m.Hello("job", 12, 1, 7, True, True, m.Probe(4711, m.Place(7, 2**64 - 1, 0), b"nonce"), True),
-    m.Data(2, [m.Span(m.SpanKind.RESULT, 3, 1, 0, 8, -5, m.Place(7, 12, 4096))]),
+    m.Data(2, [m.Span(m.SpanKind.RESULT, 3, 1, 0, 8, -5, m.Place(7, 12, 4096))], follows=True),
     m.Ack(9),
 ]
 CONTROL = [
@@ -95,6 +97,17 @@ def test_a_configuration_out_of_range_does_not_decode() -> None:
     frame = m.encode(m.ConfigUpdate(CommConfig(partition_bytes=77, epoch=1)))
     assert m.decode_control(frame) is not None
     assert m.decode_control(frame.replace(b"\x4d", b"\x00")) is None
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"layers": (LayerGroup(1, 2, 3, 4),) * (MAX_LAYERS + 1)}, {"links": (LinkEstimate(0),) * (MAX_LINKS + 1)}],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_an_observation_that_says_too_much_does_not_decode(fields: dict[str, Any]) -> None:
+    assert m.decode_control(m.encode(m.Report(replace(OBSERVATION, **fields)))) is None
+    bounded = {name: value[:-1] for name, value in fields.items()}
+    assert m.decode_control(m.encode(m.Report(replace(OBSERVATION, **bounded)))) is not None
 
 
 def test_only_what_carries_data_has_a_payload() -> None:

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import force_setattr, replace
 
 from ps.config import KIB, MIB, CommConfig, Role
-from ps.stats import Estimate, Observation
+from ps.stats import Estimate, LayerGroup, LinkEstimate, Observation
 from scheduler.events import Decided, Event, Kept, Measured, Refused, Retired, Unconfirmed
 from scheduler.tuning import Tuning
 from tests.tuner.cluster import Cluster
@@ -212,6 +212,13 @@ def test_a_tuner_sees_only_what_was_taken_under_the_configuration_in_force() -> 
         {"bandwidth_bytes_per_second": Estimate(float("nan"), 0.1, 5)},
         {"overhead_seconds": Estimate(1e-4, float("inf"), 5)},
         {"latency_seconds": Estimate(1e-4, 0.1, -5)},
+        {"layers": (LayerGroup(1, 100, 10, 20), LayerGroup(1, 100, -10, 20))},
+        {"layers": (LayerGroup(1, -100, 10, 20),)},
+        {"links": (LinkEstimate(1),)},
+        {"links": (LinkEstimate(-1),)},
+        {"links": (LinkEstimate(0, None, Estimate(float("nan"), 0.1, 5)),)},
+        {"links": (LinkEstimate(0, None, None, Estimate(-1.0, 0.1, 5)),)},
+        {"role": Role.SERVER, "links": (LinkEstimate(2),)},
     ],
 )
 def test_an_unsound_observation_is_dropped(fields: dict[str, Any]) -> None:
@@ -220,6 +227,17 @@ def test_an_unsound_observation_is_dropped(fields: dict[str, Any]) -> None:
     host.tuning.observe(window(**{"rank": 0, "epoch": 0, **fields}), 100.0)
     host.step()
     assert (tuner.seen, host.tuning.dropped) == ([], 1)
+
+
+def test_an_observation_with_all_that_can_be_known_is_sound() -> None:
+    host = Host(Scripted())
+    some = Estimate(1e8, 0.1, 5)
+    layers = (LayerGroup(3, 100, 10, 20), LayerGroup(1, 100, 0, 0))
+    host.tuning.observe(window(1, epoch=0, layers=layers, links=(LinkEstimate(0, some, None, some),)), 100.0)
+    host.tuning.observe(
+        window(0, epoch=0, role=Role.SERVER, links=(LinkEstimate(1, some),), sum_bytes_per_second=some), 100.0
+    )
+    assert host.tuning.dropped == 0
 
 
 def test_the_first_dropped_observation_is_told(caplog: pytest.LogCaptureFixture) -> None:
