@@ -21,7 +21,7 @@ from ps.config import KIB, Role
 from ps.estimate import HostEstimate
 from ps.layers import LayerTimes, StepTimes
 from ps.meter import Recent
-from ps.stats import LayerGroup, Observation
+from ps.stats import MAX_TENSORS, LayerGroup, Observation
 
 __all__ = ["Counters", "LinkTotals"]
 
@@ -91,8 +91,8 @@ class Counters:
         # steps
         self._step_began: Optional[float] = None
         self._steps_to_drop = 0
-        self._pushed_tensors = self._pushed_bytes = 0  # in the step in progress
-        self._tensors = self._model_bytes = 0  # in the last whole step
+        self._pushed: list[tuple[int, int]] = []  # in the step in progress: minus priority, bytes
+        self._model: list[tuple[int, int]] = []  # in the last whole step
         self._layer_times = LayerTimes()
         self._layers: tuple[LayerGroup, ...] = ()
         # summation
@@ -117,24 +117,28 @@ class Counters:
     def step_began(self, now: float) -> None:
         """The version of the first key has advanced: a step ended, and the next one began."""
         if self._step_began is not None:
-            self._tensors, self._model_bytes = self._pushed_tensors, self._pushed_bytes
+            self._model = self._pushed
             if self._steps_to_drop:
                 self._steps_to_drop -= 1
             else:
                 self._steps += 1
                 self._step_seconds.append(now - self._step_began)
         self._step_began = now
-        self._pushed_tensors = self._pushed_bytes = 0
+        self._pushed = []
 
-    def pushed(self, tensor_bytes: int) -> None:
+    def pushed(self, tensor_bytes: int, priority: int = 0) -> None:
         """One tensor was pushed in the step in progress (call it after :meth:`step_began` for the first key)."""
-        self._pushed_tensors += 1
-        self._pushed_bytes += tensor_bytes
+        self._pushed.append((-priority, tensor_bytes))
 
     def note_training(self, step: StepTimes) -> None:
         """A step computed for so long."""
         self._layer_times.add(step)
         self._trained = True
+
+    def _tensor_bytes(self) -> tuple[int, ...]:
+        if self.rank != 0:
+            return ()
+        return tuple(size for _, size in sorted(self._model, key=lambda pushed: pushed[0])[:MAX_TENSORS])
 
     # ---------------------------------------------------------------------------------------- both
 
@@ -220,8 +224,9 @@ class Counters:
             forward_seconds=None if profile is None else profile.forward_seconds,
             backward_seconds=None if profile is None else profile.backward_seconds,
             layers=self._layers,
-            tensors=self._tensors,
-            model_bytes=self._model_bytes,
+            tensors=len(self._model),
+            model_bytes=sum(size for _, size in self._model),
+            tensor_bytes=self._tensor_bytes(),
             bytes_sent=links.bytes_sent - before.bytes_sent,
             bytes_received=bytes_received - before.bytes_received,
             messages_sent=links.messages_sent - before.messages_sent,

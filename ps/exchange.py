@@ -120,7 +120,7 @@ class Exchange:
         if operation.kind in _PUSHES:
             assert operation.send is not None
             key.version += 1
-            self._count_step(key, operation.send.nbytes, now)
+            self._count_step(key, operation.send.nbytes, operation.priority, now)
         operation.version = key.version
         operation.remaining = key.size if operation.receive is None else operation.receive.size
         if operation.remaining == 0:
@@ -195,13 +195,13 @@ class Exchange:
         )
         self._traffic.put(server, transfer, now)
 
-    def _count_step(self, key: _Key, nbytes: int, now: float) -> None:
+    def _count_step(self, key: _Key, nbytes: int, priority: int, now: float) -> None:
         # Steps are counted by the first key; one that is left two rounds behind was pushed once, such as a broadcast.
         if self._step_key is None or key.version > self._step_key.version + 1:
             self._step_key = key
         if key is self._step_key:
             self._traffic.counters.step_began(now)
-        self._traffic.counters.pushed(nbytes)
+        self._traffic.counters.pushed(nbytes, priority)
 
     # -------------------------------------------------------------------------------------- answers
 

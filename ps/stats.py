@@ -14,10 +14,12 @@ import msgspec
 
 from ps.config import Role
 
-__all__ = ["Estimate", "LayerGroup", "LinkEstimate", "Observation", "MAX_LAYERS", "MAX_LINKS"]
+__all__ = ["Estimate", "LayerGroup", "LinkEstimate", "Observation", "MAX_LAYERS", "MAX_LINKS", "MAX_TENSORS"]
 
 #: A model with more tensors is described in so many groups of neighbours.
 MAX_LAYERS = 64
+#: The sizes of so many tensors are told, the first ones of larger models.
+MAX_TENSORS = 2048
 #: A node with more links reports so many in a window, and others in the next one.
 MAX_LINKS = 16
 
@@ -74,6 +76,8 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     layers: Annotated[tuple[LayerGroup, ...], msgspec.Meta(max_length=MAX_LAYERS)] = ()  #: in forward order
     tensors: int = 0  #: number of tensors pushed per step, as known so far
     model_bytes: int = 0  #: bytes pushed per step, as known so far
+    #: Size of each tensor in forward order; worker 0 tells, since all have the same.
+    tensor_bytes: Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_TENSORS)] = ()
 
     # both: communication
     bytes_sent: int = 0

@@ -94,6 +94,19 @@ def test_model_is_what_the_last_whole_step_pushed() -> None:
     assert (seen.tensors, seen.model_bytes) == (2, 500)
 
 
+def test_worker_0_tells_the_sizes_of_the_tensors_in_forward_order() -> None:
+    sizes = []
+    for rank in (0, 1):
+        counters = worker()
+        counters.rank = rank
+        counters.step_began(10.0)
+        for index in (2, 1, 0):  # as a backward pass yields gradients
+            counters.pushed(100 + index, priority=-index)
+        counters.step_began(11.0)
+        sizes.append(observe(counters, 11.5).tensor_bytes)
+    assert sizes == [(100, 101, 102), ()]
+
+
 def test_totals_of_links_and_process_become_what_happened_in_the_window() -> None:
     counters = worker()
     observe(counters, 11.0, links(1000, 10, 20, 5.0, 0.25), 500, 1.0, 2.0, send_busy_seconds=3.0)
