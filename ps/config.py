@@ -49,7 +49,7 @@ class CommConfig(msgspec.Struct, frozen=True, kw_only=True):
         the largest multiple of the element size up to this (and never less than one element).
     credit_bytes
         Bytes that this host may have sent and not yet seen acknowledged, per direction, split evenly over
-        its links. At least 1.
+        its links. At least 1. A server has as many times more as there are workers to each server.
     fusion_bytes
         Queued partitions for the same peer are packed into one message up to this many bytes; 0 turns
         fusion off.

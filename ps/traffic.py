@@ -10,8 +10,9 @@ import time
 from typing import Any, Iterable, Optional
 
 import msgspec
+from msgspec.structs import replace
 
-from ps.config import CommConfig, Settings
+from ps.config import MAX_CREDIT_BYTES, CommConfig, Role, Settings
 from ps.counters import Counters
 from ps.estimate import HostEstimator
 from ps.link import LinkGroup, Message, Transfer
@@ -39,7 +40,9 @@ class Traffic:
         self.messages_received = 0
         self.bytes_received = 0
         self._links = LinkGroup(peers, bounded_skew)
-        self._links.configure(self.config)
+        is_server = settings.role is Role.SERVER
+        self._credit_scale = max(1.0, settings.num_workers / settings.num_servers) if is_server else 1.0
+        self._configure_links()
         self._estimator = HostEstimator(self._links.links)
         self._thread_seconds = time.thread_time()
         self._handled_messages = 0
@@ -53,7 +56,14 @@ class Traffic:
         if config.epoch != self.config.epoch:
             self.counters.switched(config.epoch)
         self.config = config
-        self._links.configure(config)
+        self._configure_links()
+
+    def _configure_links(self) -> None:
+        # A server answers more than a worker pushes where there are more workers. With the credit of one of them its
+        # answers, whose acknowledgements wait behind pushes, would fall behind: a step takes 1.5 times the wire's ideal
+        # with twice as many workers as servers.
+        credit_bytes = min(int(self.config.credit_bytes * self._credit_scale), MAX_CREDIT_BYTES)
+        self._links.configure(replace(self.config, credit_bytes=credit_bytes))
 
     def set_near(self, peer: int, near: bool) -> None:
         """Note whether ``peer`` is on this host."""
