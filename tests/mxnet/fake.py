@@ -49,10 +49,10 @@ class FakeWorker:
             self.values[spec.name] = np.array(values[spec.name]).reshape(-1)
             self.tensors[spec.name] = Tensor(len(self.tensors), spec, [Shard(0, 0, self.values[spec.name].size)])
 
-    def begin_init(self, spec, value, done):
+    def begin_init(self, specs, values, done):
         def end():
             if self.error is None:
-                self.init_tensors([spec], {spec.name: value})
+                self.init_tensors(specs, values)
             done(self.error)
 
         self._queue.put(end)
