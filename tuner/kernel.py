@@ -1,0 +1,650 @@
+"""The event loop of :mod:`tuner.compiled`, as machine code: :mod:`tuner.simulator` with arrays in place of objects.
+
+The rules are those of :mod:`ps.link`, :mod:`ps.partition` and :mod:`ps.ledger`, written once more because compiled code
+cannot call objects; ``tests/tuner/test_compiled.py`` holds the two together. Objects are rows of integer arrays,
+whose columns are named below, and memory is taken from pools that grow in one place (:func:`_grown`). A link's
+queue is a pairing heap of rows.
+
+This is the only module that imports numba.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+try:
+    from numba import njit
+except ImportError as error:  # pragma: no cover - depends on the installation
+    raise ImportError(
+        "the compiled simulator needs numba: install the extra with `pip install 'autobyte[tune]'`"
+    ) from error
+
+__all__ = ["ACKS", "Costs", "Model", "Result", "run"]
+
+Array = Any
+
+MESSAGE_BYTES = 64  # as in ps.link
+MAX_SPANS = 256
+ITEM_BYTES = 4
+
+#: So many of a worker's last round trips are kept.
+ACKS = 1024
+
+# Events: what happens, to a worker or a message.
+GRADIENT, ARRIVES, RECEIVED, ACK_ARRIVES, ACK_RECEIVED, SENT, TAKEN = 0, 1, 2, 3, 4, 5, 6
+
+# Columns of nodes: times ...
+TX_FREE, RX_FREE, STALLED_SINCE, STALL, WAIT, THREAD = 0, 1, 2, 3, 4, 5
+# ... and counts.
+BUSY, PREFER_SEND, INBOX_HEAD, INBOX_TAIL, PARTITIONS, MESSAGES, FIRST_LINK, NUM_LINKS = 0, 1, 2, 3, 4, 5, 6, 7
+
+# Columns of links.
+IN_FLIGHT, PROGRESS, ROOT, SOURCE, TARGET, WORKER = 0, 1, 2, 3, 4, 5
+
+# Columns of transfers, of the spans of messages, and of messages. NEXT also chains what is free.
+NEXT, KEY, SHARD, START, STOP, CHILD = 0, 1, 2, 3, 4, 5
+SPAN_SHARD, COUNT = 1, 2
+LINK, BYTES, SPAN, IS_ACK = 1, 2, 3, 4
+SENT_AT, ENDS_AT = 0, 1
+
+# Columns of workers: how far they are ...
+GRADIENTS, FORWARD, STEP = 0, 1, 2
+# ... and when.
+FORWARD_AT, ISSUED_AT, FIRST_AT, FIRST_SECONDS, FORWARD_SECONDS = 0, 1, 2, 3, 4
+
+# Counters: sizes of pools and heads of their chains of free rows.
+EVENTS, SEQUENCE, DONE, ARRIVALS, TOTAL_EVENTS = 0, 1, 2, 3, 4
+TRANSFERS, FREE_TRANSFER, SPANS, FREE_SPAN, POOL_MESSAGES, FREE_MESSAGE = 5, 6, 7, 8, 9, 10
+
+
+class Model(NamedTuple):
+    """Tensors and shards; ``shard_first[i]`` is the first shard of tensor i, and there is one more at the end."""
+
+    forward_seconds: Array
+    backward_seconds: Array
+    elements: Array
+    shard_first: Array
+    shard_tensor: Array
+    shard_server: Array
+    shard_elements: Array
+
+
+class Costs(NamedTuple):
+    """Per node, workers first: what it can do and how it is configured."""
+
+    num_workers: int
+    latency_seconds: float
+    weight: Array  # so many workers are like this one
+    compute: Array  # factor on the time of computation
+    send_byte_seconds: Array
+    receive_byte_seconds: Array
+    overhead_seconds: Array
+    byte_seconds: Array
+    sum_byte_seconds: Array
+    partition_elements: Array
+    link_credit_bytes: Array
+    fusion_bytes: Array
+    skew_bytes: Array
+
+
+class State(NamedTuple):
+    counters: Array
+    node_times: Array
+    nodes: Array
+    links: Array
+    transfers: Array
+    queued_at: Array
+    spans: Array
+    messages: Array
+    message_times: Array
+    event_at: Array
+    events: Array
+    marks: Array
+    complete: Array
+    remaining: Array
+    workers: Array
+    worker_times: Array
+    step_ends: Array
+    acks: Array
+    num_acks: Array
+
+
+class Result(NamedTuple):
+    """Per worker, except for the number of events."""
+
+    step_ends: Array
+    worker_times: Array
+    node_times: Array
+    nodes: Array
+    acks: Array
+    num_acks: Array
+    events: int
+
+
+# --------------------------------------------------------------------------------------------- events
+
+
+@njit(cache=True, nogil=True)
+def _schedule(s, at, kind, subject):
+    size = s.counters[EVENTS]
+    s.counters[EVENTS] = size + 1
+    sequence = s.counters[SEQUENCE]
+    s.counters[SEQUENCE] = sequence + 1
+    event_at, events = s.event_at, s.events
+    while size > 0:
+        parent = (size - 1) >> 1
+        if event_at[parent] <= at:
+            break
+        event_at[size] = event_at[parent]
+        events[size, 0] = events[parent, 0]
+        events[size, 1] = events[parent, 1]
+        size = parent
+    event_at[size] = at
+    events[size, 0] = sequence
+    events[size, 1] = subject * 8 + kind
+
+
+@njit(cache=True, nogil=True)
+def _remove_first(s):
+    """Remove the event at the top of the heap, after the caller has read it."""
+    size = s.counters[EVENTS] - 1
+    s.counters[EVENTS] = size
+    event_at, events = s.event_at, s.events
+    at, sequence, code = event_at[size], events[size, 0], events[size, 1]
+    hole = 0
+    while True:
+        child = 2 * hole + 1
+        if child >= size:
+            break
+        other = child + 1
+        if other < size and (
+            event_at[other] < event_at[child]
+            or (event_at[other] == event_at[child] and events[other, 0] < events[child, 0])
+        ):
+            child = other
+        if at < event_at[child] or (at == event_at[child] and sequence < events[child, 0]):
+            break
+        event_at[hole] = event_at[child]
+        events[hole, 0] = events[child, 0]
+        events[hole, 1] = events[child, 1]
+        hole = child
+    event_at[hole] = at
+    events[hole, 0] = sequence
+    events[hole, 1] = code
+
+
+# --------------------------------------------------------------------------------------------- pools
+
+
+@njit(cache=True, nogil=True)
+def _take_row(counters, rows, size, free):
+    """Return a free row of a pool, whose counters are ``size`` and ``free``."""
+    row = counters[free]
+    if row >= 0:
+        counters[free] = rows[row, NEXT]
+    else:
+        row = counters[size]
+        counters[size] = row + 1
+    return row
+
+
+@njit(cache=True, nogil=True)
+def _free_row(counters, rows, free, row):
+    rows[row, NEXT] = counters[free]
+    counters[free] = row
+
+
+@njit(cache=True, nogil=True)
+def _longer(rows, used, need):
+    longer = np.empty((2 * rows.shape[0] + need, rows.shape[1]), rows.dtype)
+    longer[:used] = rows[:used]
+    return longer
+
+
+@njit(cache=True, nogil=True)
+def _longer_times(times, used, length):
+    longer = np.empty(length, times.dtype)
+    longer[:used] = times[:used]
+    return longer
+
+
+@njit(cache=True, nogil=True)
+def _grown(s, need):
+    """Return the state with room in all pools for what one event can make."""
+    c = s.counters
+    transfers, queued_at, spans = s.transfers, s.queued_at, s.spans
+    messages, message_times, event_at, events = s.messages, s.message_times, s.event_at, s.events
+    if c[TRANSFERS] + need > transfers.shape[0]:
+        transfers = _longer(transfers, c[TRANSFERS], need)
+        queued_at = _longer_times(queued_at, c[TRANSFERS], transfers.shape[0])
+    if c[SPANS] + need > spans.shape[0]:
+        spans = _longer(spans, c[SPANS], need)
+    if c[POOL_MESSAGES] + need > messages.shape[0]:
+        messages = _longer(messages, c[POOL_MESSAGES], need)
+        message_times = _longer(message_times, c[POOL_MESSAGES], need)
+    if c[EVENTS] + need > event_at.shape[0]:
+        events = _longer(events, c[EVENTS], need)
+        event_at = _longer_times(event_at, c[EVENTS], events.shape[0])
+    return State(
+        c, s.node_times, s.nodes, s.links, transfers, queued_at, spans, messages, message_times, event_at, events,
+        s.marks, s.complete, s.remaining, s.workers, s.worker_times, s.step_ends, s.acks, s.num_acks,
+    )  # fmt: skip
+
+
+# ------------------------------------------------------------------------------- links, as in ps.link
+
+
+@njit(cache=True, nogil=True)
+def _meld(transfers, a, b):
+    if a < 0:
+        return b
+    if b < 0:
+        return a
+    if transfers[b, KEY] < transfers[a, KEY]:
+        a, b = b, a
+    transfers[b, NEXT] = transfers[a, CHILD]
+    transfers[a, CHILD] = b
+    return a
+
+
+@njit(cache=True, nogil=True)
+def _without_root(transfers, root):
+    """Return the root of a pairing heap without its first member: siblings are melded in pairs, then all together."""
+    pairs = -1
+    child = transfers[root, CHILD]
+    while child >= 0:
+        other = transfers[child, NEXT]
+        following = -1 if other < 0 else transfers[other, NEXT]
+        pair = _meld(transfers, child, other)
+        transfers[pair, NEXT] = pairs
+        pairs = pair
+        child = following
+    rest = -1
+    while pairs >= 0:
+        following = transfers[pairs, NEXT]
+        transfers[pairs, NEXT] = -1
+        rest = _meld(transfers, rest, pairs)
+        pairs = following
+    return rest
+
+
+@njit(cache=True, nogil=True)
+def _put(s, model, link, shard, start, stop, now):
+    """Queue elements of a shard on a link."""
+    links, transfers = s.links, s.transfers
+    if links[link, ROOT] < 0:
+        node = links[link, SOURCE]
+        least = -1
+        first = s.nodes[node, FIRST_LINK]
+        for other in range(first, first + s.nodes[node, NUM_LINKS]):
+            if links[other, ROOT] >= 0 and (least < 0 or links[other, PROGRESS] < least):
+                least = links[other, PROGRESS]
+        if least >= 0:
+            links[link, PROGRESS] = least
+    row = _take_row(s.counters, transfers, TRANSFERS, FREE_TRANSFER)
+    s.counters[ARRIVALS] += 1
+    transfers[row, KEY] = (model.shard_tensor[shard] << 40) | s.counters[ARRIVALS]
+    transfers[row, SHARD] = shard
+    transfers[row, START] = start
+    transfers[row, STOP] = stop
+    transfers[row, CHILD] = -1
+    transfers[row, NEXT] = -1
+    s.queued_at[row] = now
+    links[link, ROOT] = _meld(transfers, links[link, ROOT], row)
+
+
+@njit(cache=True, nogil=True)
+def _next_bytes(s, costs, node, link):
+    row = s.links[link, ROOT]
+    return min(costs.partition_elements[node], s.transfers[row, STOP] - s.transfers[row, START]) * ITEM_BYTES
+
+
+@njit(cache=True, nogil=True)
+def _choose(s, costs, node, now):
+    """Return the link that may send next, or -1."""
+    links, times = s.links, s.node_times
+    credit = costs.link_credit_bytes[node]
+    slowest = chosen = -1
+    first = s.nodes[node, FIRST_LINK]
+    for link in range(first, first + s.nodes[node, NUM_LINKS]):
+        if links[link, ROOT] >= 0:
+            progress = links[link, PROGRESS]
+            if slowest < 0 or progress < links[slowest, PROGRESS]:
+                slowest = link
+            if chosen < 0 or progress < links[chosen, PROGRESS]:
+                in_flight = links[link, IN_FLIGHT]
+                if in_flight == 0 or (in_flight < credit and _next_bytes(s, costs, node, link) <= credit):
+                    chosen = link
+    if times[node, STALLED_SINCE] >= 0:
+        times[node, STALL] += now - times[node, STALLED_SINCE]
+        times[node, STALLED_SINCE] = -1.0
+    if slowest < 0:
+        return -1
+    if chosen >= 0 and node < costs.num_workers:  # servers do not bound the skew
+        lead = links[chosen, PROGRESS] - links[slowest, PROGRESS]
+        most = max(_next_bytes(s, costs, node, chosen), costs.fusion_bytes[node])
+        if lead != 0 and lead + most > costs.skew_bytes[node]:
+            chosen = -1
+    if chosen < 0:
+        times[node, STALLED_SINCE] = now
+    return chosen
+
+
+@njit(cache=True, nogil=True)
+def _pop(s, costs, node, link, now):
+    """Make the next message of a link: one partition, or several small ones."""
+    links, transfers, spans = s.links, s.transfers, s.spans
+    fusion = min(costs.fusion_bytes[node], costs.link_credit_bytes[node])
+    max_spans = MAX_SPANS if fusion else 1
+    payload = num_spans = 0
+    first = last = -1
+    while True:
+        root = links[link, ROOT]
+        start = transfers[root, START]
+        count = min(costs.partition_elements[node], transfers[root, STOP] - start)
+        payload += count * ITEM_BYTES
+        span = _take_row(s.counters, spans, SPANS, FREE_SPAN)
+        spans[span, SPAN_SHARD] = transfers[root, SHARD]
+        spans[span, COUNT] = count
+        spans[span, NEXT] = -1
+        if last < 0:
+            first = span
+        else:
+            spans[last, NEXT] = span
+        last = span
+        num_spans += 1
+        s.node_times[node, WAIT] += now - s.queued_at[root]
+        transfers[root, START] = start + count
+        if start + count == transfers[root, STOP]:
+            links[link, ROOT] = _without_root(transfers, root)
+            _free_row(s.counters, transfers, FREE_TRANSFER, root)
+            if links[link, ROOT] < 0:
+                break
+        if num_spans >= max_spans or payload + _next_bytes(s, costs, node, link) > fusion:
+            break
+    message = _take_row(s.counters, s.messages, POOL_MESSAGES, FREE_MESSAGE)
+    s.messages[message, LINK] = link
+    s.messages[message, BYTES] = payload + MESSAGE_BYTES
+    s.messages[message, SPAN] = first
+    s.messages[message, IS_ACK] = 0
+    s.message_times[message, SENT_AT] = now
+    links[link, IN_FLIGHT] += payload + MESSAGE_BYTES
+    links[link, PROGRESS] += payload + MESSAGE_BYTES
+    s.nodes[node, PARTITIONS] += num_spans
+    s.nodes[node, MESSAGES] += 1
+    return message
+
+
+# ------------------------------------------------------------------------------------------ the nodes
+
+
+@njit(cache=True, nogil=True)
+def _transmit(s, costs, node, message, size, now):
+    """Have the network card of ``node`` send ``size`` bytes; what is received follows when they arrive."""
+    times = s.node_times
+    if node >= costs.num_workers:
+        size *= costs.weight[s.links[s.messages[message, LINK], WORKER]]
+    begins = max(times[node, TX_FREE], now)
+    times[node, TX_FREE] = begins + size * costs.send_byte_seconds[node]
+    s.message_times[message, ENDS_AT] = times[node, TX_FREE] + costs.latency_seconds
+    kind = ACK_ARRIVES if s.messages[message, IS_ACK] else ARRIVES
+    _schedule(s, begins + costs.latency_seconds, kind, message)
+
+
+@njit(cache=True, nogil=True)
+def _arrive(s, costs, node, message, size, now):
+    """Have the network card of ``node`` receive ``size`` bytes, the first of which are there."""
+    times = s.node_times
+    if node >= costs.num_workers:
+        size *= costs.weight[s.links[s.messages[message, LINK], WORKER]]
+    times[node, RX_FREE] = max(times[node, RX_FREE], now) + size * costs.receive_byte_seconds[node]
+    kind = ACK_RECEIVED if s.messages[message, IS_ACK] else RECEIVED
+    _schedule(s, max(times[node, RX_FREE], s.message_times[message, ENDS_AT]), kind, message)
+
+
+@njit(cache=True, nogil=True)
+def _work(s, costs, node, message, receives, now):
+    """Have the communication thread of ``node`` work on a message."""
+    payload = s.messages[message, BYTES] - MESSAGE_BYTES
+    seconds = costs.overhead_seconds[node] + payload * costs.byte_seconds[node]
+    if node >= costs.num_workers:
+        if receives:
+            seconds += payload * costs.sum_byte_seconds[node]
+        seconds *= costs.weight[s.links[s.messages[message, LINK], WORKER]]
+    s.nodes[node, BUSY] = 1
+    s.node_times[node, THREAD] += seconds
+    _schedule(s, now + seconds, TAKEN if receives else SENT, message)
+
+
+@njit(cache=True, nogil=True)
+def _run(s, costs, node, now):
+    """Give an idle communication thread something to do: acknowledgements at once, then data in, then data out."""
+    nodes, messages = s.nodes, s.messages
+    if nodes[node, BUSY]:
+        return
+    head = nodes[node, INBOX_HEAD]
+    while head >= 0 and messages[head, IS_ACK]:
+        following = messages[head, NEXT]
+        _acknowledged(s, costs, node, head, now)
+        head = following
+    nodes[node, INBOX_HEAD] = head
+    if nodes[node, PREFER_SEND] or head < 0:
+        link = _choose(s, costs, node, now)
+        if link >= 0:
+            _work(s, costs, node, _pop(s, costs, node, link, now), False, now)
+            return
+    if head >= 0:
+        nodes[node, INBOX_HEAD] = messages[head, NEXT]
+        _work(s, costs, node, head, True, now)
+
+
+@njit(cache=True, nogil=True)
+def _acknowledged(s, costs, node, message, now):
+    s.links[s.messages[message, LINK], IN_FLIGHT] -= s.messages[message, BYTES]
+    if node < costs.num_workers:
+        s.acks[node, s.num_acks[node] % ACKS] = now - s.message_times[message, SENT_AT]
+        s.num_acks[node] += 1
+    _free_row(s.counters, s.messages, FREE_MESSAGE, message)
+
+
+@njit(cache=True, nogil=True)
+def _deliver(s, costs, node, message, now):
+    """Put what has been received into the inbox of the communication thread."""
+    s.messages[message, NEXT] = -1
+    if s.nodes[node, INBOX_HEAD] < 0:
+        s.nodes[node, INBOX_HEAD] = message
+    else:
+        s.messages[s.nodes[node, INBOX_TAIL], NEXT] = message
+    s.nodes[node, INBOX_TAIL] = message
+    _run(s, costs, node, now)
+
+
+@njit(cache=True, nogil=True)
+def _taken(s, model, costs, node, message, now):
+    """A message has been worked on: sum its spans, or count them as answers."""
+    worker = s.links[s.messages[message, LINK], WORKER]
+    span = s.messages[message, SPAN]
+    while span >= 0:
+        shard, count = s.spans[span, SPAN_SHARD], s.spans[span, COUNT]
+        if node >= costs.num_workers:
+            _sum(s, model, costs, node, worker, shard, count, now)
+        else:
+            _answered(s, model, costs, worker, model.shard_tensor[shard], count, now)
+        following = s.spans[span, NEXT]
+        _free_row(s.counters, s.spans, FREE_SPAN, span)
+        span = following
+    s.messages[message, IS_ACK] = 1
+    _transmit(s, costs, node, message, MESSAGE_BYTES, now)
+    s.nodes[node, BUSY] = 0
+    s.nodes[node, PREFER_SEND] = 1
+    _run(s, costs, node, now)
+
+
+@njit(cache=True, nogil=True)
+def _sum(s, model, costs, node, worker, shard, count, now):
+    """The ledger: raise the worker's watermark, and answer what all workers have pushed."""
+    marks, num_workers = s.marks, costs.num_workers
+    complete = s.complete[shard]
+    lowest = marks[shard, worker] == complete
+    marks[shard, worker] += count
+    if not lowest:
+        return
+    least = marks[shard, 0]
+    for other in range(1, num_workers):
+        least = min(least, marks[shard, other])
+    if least == complete:
+        return
+    s.complete[shard] = least
+    if least == model.shard_elements[shard]:
+        s.complete[shard] = 0
+        for other in range(num_workers):
+            marks[shard, other] = 0
+    first = s.nodes[node, FIRST_LINK]
+    for other in range(num_workers):
+        _put(s, model, first + other, shard, complete, least, now)
+
+
+# ---------------------------------------------------------------------------------------- the workers
+
+
+@njit(cache=True, nogil=True)
+def _gradient(s, model, costs, worker, now):
+    """A gradient is ready: queue it, and go on with the backward pass."""
+    workers, times = s.workers, s.worker_times
+    tensor = workers[worker, GRADIENTS]
+    first = s.nodes[worker, FIRST_LINK]
+    s.remaining[worker, tensor] = model.elements[tensor]
+    for shard in range(model.shard_first[tensor], model.shard_first[tensor + 1]):
+        _put(s, model, first + model.shard_server[shard], shard, 0, model.shard_elements[shard], now)
+    if tensor == 0:
+        times[worker, ISSUED_AT] = now
+    else:
+        workers[worker, GRADIENTS] = tensor - 1
+        _schedule(s, now + model.backward_seconds[tensor - 1] * costs.compute[worker], GRADIENT, worker)
+    _run(s, costs, worker, now)
+
+
+@njit(cache=True, nogil=True)
+def _answered(s, model, costs, worker, tensor, count, now):
+    """Elements of a sum are there: go on with the forward pass as far as it goes."""
+    s.remaining[worker, tensor] -= count
+    if s.remaining[worker, tensor] > 0:
+        return
+    workers, times = s.workers, s.worker_times
+    step, num_steps = workers[worker, STEP], s.step_ends.shape[1]
+    if tensor == 0:
+        times[worker, FIRST_AT] = now
+        if step > 0 or num_steps == 1:
+            times[worker, FIRST_SECONDS] += now - times[worker, ISSUED_AT]
+    if tensor != workers[worker, FORWARD]:
+        return
+    at = max(times[worker, FORWARD_AT], now)
+    num_tensors = model.elements.size
+    while tensor < num_tensors and s.remaining[worker, tensor] == 0:
+        at += model.forward_seconds[tensor] * costs.compute[worker]
+        tensor += 1
+    times[worker, FORWARD_AT] = at
+    workers[worker, FORWARD] = tensor
+    if tensor < num_tensors:
+        return
+    s.step_ends[worker, step] = at
+    if step > 0 or num_steps == 1:
+        times[worker, FORWARD_SECONDS] += at - times[worker, FIRST_AT]
+    workers[worker, STEP] = step + 1
+    if step + 1 == num_steps:
+        s.counters[DONE] += 1
+        return
+    _begin(s, model, costs, worker, at)
+
+
+@njit(cache=True, nogil=True)
+def _begin(s, model, costs, worker, at):
+    """Begin a backward pass."""
+    last = model.elements.size - 1
+    s.workers[worker, FORWARD] = 0
+    s.workers[worker, GRADIENTS] = last
+    s.remaining[worker, :] = -1
+    _schedule(s, at + model.backward_seconds[last] * costs.compute[worker], GRADIENT, worker)
+
+
+# ------------------------------------------------------------------------------------------- the loop
+
+
+@njit(cache=True, nogil=True)
+def _new_state(model, costs, num_steps):
+    workers, num_nodes = costs.num_workers, costs.weight.size
+    servers = num_nodes - workers
+    num_links, shards, tensors = 2 * workers * servers, model.shard_server.size, model.elements.size
+    room = 1024
+    counters = np.zeros(11, np.int64)
+    counters[FREE_TRANSFER] = counters[FREE_SPAN] = counters[FREE_MESSAGE] = -1
+    node_times = np.zeros((num_nodes, 6))
+    node_times[:, STALLED_SINCE] = -1.0
+    nodes = np.zeros((num_nodes, 8), np.int64)
+    links = np.zeros((num_links, 6), np.int64)
+    link = 0
+    for node in range(num_nodes):
+        peers = servers if node < workers else workers
+        nodes[node, FIRST_LINK], nodes[node, NUM_LINKS] = link, peers
+        nodes[node, INBOX_HEAD] = nodes[node, INBOX_TAIL] = -1
+        for peer in range(peers):
+            links[link, ROOT] = -1
+            links[link, SOURCE] = node
+            links[link, TARGET] = workers + peer if node < workers else peer
+            links[link, WORKER] = node if node < workers else peer
+            link += 1
+    return State(
+        counters, node_times, nodes, links,
+        np.empty((room, 6), np.int64), np.empty(room), np.empty((room, 3), np.int64),
+        np.empty((room, 5), np.int64), np.empty((room, 2)), np.empty(room), np.empty((room, 2), np.int64),
+        np.zeros((shards, workers), np.int64), np.zeros(shards, np.int64),
+        np.zeros((workers, tensors), np.int64), np.zeros((workers, 3), np.int64), np.zeros((workers, 5)),
+        np.full((workers, num_steps), np.nan), np.zeros((workers, ACKS)), np.zeros(workers, np.int64),
+    )  # fmt: skip
+
+
+@njit(cache=True, nogil=True)
+def run(model, costs, num_steps):
+    """Return the :class:`Result` of so many steps."""
+    s = _new_state(model, costs, num_steps)
+    counters, nodes, links = s.counters, s.nodes, s.links
+    for worker in range(costs.num_workers):
+        _begin(s, model, costs, worker, 0.0)
+    most = MAX_SPANS * costs.num_workers + costs.weight.size + 8  # rows that one event can take of any pool
+    while counters[EVENTS] > 0 and counters[DONE] < costs.num_workers:
+        if (
+            counters[TRANSFERS] + most > s.transfers.shape[0]
+            or counters[SPANS] + most > s.spans.shape[0]
+            or counters[POOL_MESSAGES] + most > s.messages.shape[0]
+            or counters[EVENTS] + most > s.events.shape[0]
+        ):
+            s = _grown(s, most)
+        now, code = s.event_at[0], s.events[0, 1]
+        _remove_first(s)
+        counters[TOTAL_EVENTS] += 1
+        kind, subject = code & 7, code >> 3
+        if kind == GRADIENT:
+            _gradient(s, model, costs, subject, now)
+            continue
+        link = s.messages[subject, LINK]
+        source, target = links[link, SOURCE], links[link, TARGET]
+        if kind == ARRIVES:
+            _arrive(s, costs, target, subject, s.messages[subject, BYTES], now)
+        elif kind == RECEIVED:
+            _deliver(s, costs, target, subject, now)
+        elif kind == ACK_ARRIVES:
+            _arrive(s, costs, source, subject, MESSAGE_BYTES, now)
+        elif kind == ACK_RECEIVED:
+            _deliver(s, costs, source, subject, now)
+        elif kind == TAKEN:
+            _taken(s, model, costs, target, subject, now)
+        else:
+            _transmit(s, costs, source, subject, s.messages[subject, BYTES], now)
+            nodes[source, BUSY] = 0
+            nodes[source, PREFER_SEND] = 0
+            _run(s, costs, source, now)
+    return Result(
+        s.step_ends, s.worker_times, s.node_times, s.nodes, s.acks, s.num_acks, counters[TOTAL_EVENTS]
+    )
