@@ -10,7 +10,6 @@ What nobody has observed is None. Estimates on fewer than :data:`MIN_SAMPLES` wi
 
 from __future__ import annotations
 
-import math
 import statistics
 from typing import TYPE_CHECKING, Callable, Iterable, NamedTuple, Optional, Sequence
 
@@ -203,22 +202,28 @@ def observations_of(
     rng: np.random.Generator,
     errors: Optional[EstimateErrors] = None,
     window_seconds: float = 1.0,
-    step_noise: float = 0.0,
+    steps: Optional[int] = None,
+    step_seconds: Optional[float] = None,
 ) -> list[Observation]:
     """Return what all nodes would report of a window in which steps went as in ``simulated``.
 
     Parameters
     ----------
+    conditions
+        What the estimates are of; they may lag behind those of ``simulated``.
     window_seconds
-        The window is this long, or one step if that takes longer.
-    step_noise
-        Relative spread of the reported step time; workers step together, so all report it alike.
+        The window is this long, or one step if ``steps`` is not given and that takes longer.
+    steps, step_seconds
+        How many steps ended in the window, and their median; None: as many and as long as ``simulated`` says. Workers
+        step together, so all report alike.
     """
     errors = errors or EstimateErrors()
-    step_seconds = simulated.step_seconds * math.exp(rng.normal() * step_noise)
-    window_seconds = max(window_seconds, step_seconds)
-    steps = max(1, int(window_seconds / step_seconds))
+    if steps is None:
+        window_seconds = max(window_seconds, simulated.step_seconds)
+        steps, step_seconds = int(window_seconds / simulated.step_seconds), simulated.step_seconds
     model_bytes, num_workers, num_servers = profile.model_bytes, conditions.num_workers, conditions.num_servers
+    passed = window_seconds / simulated.step_seconds  # bytes flow whether or not a step ends
+    moved_bytes = int(model_bytes * passed)
 
     def estimates(host: Host) -> dict[str, Optional[Estimate]]:
         own = np.exp(rng.normal(size=3) * errors.host)
@@ -242,22 +247,22 @@ def observations_of(
             num_servers=num_servers,
             steps=steps,
             step_seconds=step_seconds,
-            forward_seconds=simulated.forward_seconds,
-            backward_seconds=simulated.backward_seconds,
+            forward_seconds=simulated.forward_seconds if steps else None,
+            backward_seconds=simulated.backward_seconds if steps else None,
             tensors=len(profile.tensors),
             model_bytes=model_bytes,
-            bytes_sent=model_bytes * steps,
-            bytes_received=model_bytes * steps,
-            messages_sent=int(simulated.messages * steps),
-            partitions_sent=int(simulated.partitions * steps),
+            bytes_sent=moved_bytes,
+            bytes_received=moved_bytes,
+            messages_sent=int(simulated.messages * passed),
+            partitions_sent=int(simulated.partitions * passed),
             queue_wait_seconds=simulated.queue_wait_seconds,
-            credit_stall_seconds=min(window_seconds, simulated.credit_stall_seconds * steps),
+            credit_stall_seconds=min(window_seconds, simulated.credit_stall_seconds * passed),
             ack_seconds=simulated.ack_seconds,
             **estimates(host),  # type: ignore[arg-type]
         )
         for rank, host in enumerate(conditions.workers)
     ]
-    share_bytes = model_bytes * num_workers // num_servers * steps
+    share_bytes = moved_bytes * num_workers // num_servers
     servers = [
         Observation(
             role=Role.SERVER,
