@@ -136,7 +136,7 @@ def _costs(
         receive_byte_seconds=1 / np.array([host.receive_bytes_per_second for host in hosts], np.float64),
         overhead_seconds=np.array([host.overhead_seconds for host in hosts], np.float64),
         byte_seconds=np.array([host.byte_seconds for host in hosts], np.float64),
-        sum_byte_seconds=1 / (conditions.sum_bytes_per_second * speeds),
+        sum_byte_seconds=np.where(np.arange(len(hosts)) < len(simulated), 0, 1 / (conditions.sum_bytes_per_second * speeds)),
         partition_elements=np.array([max(1, config.partition_bytes // ITEM_BYTES) for config in chosen], np.int64),
         link_credit_bytes=np.maximum(1, np.array([config.credit_bytes for config in chosen], np.int64) // peers),
         fusion_bytes=np.array([config.fusion_bytes for config in chosen], np.int64),

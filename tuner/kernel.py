@@ -25,6 +25,11 @@ __all__ = ["ACKS", "Costs", "Model", "Result", "run"]
 
 Array = Any
 
+#: Nothing is allocated in compiled code, so it need not count references, which would take most of its time.
+compiled = njit(cache=True, nogil=True, _nrt=False)
+#: Parts of the loop, which pass on more arrays than a call is worth.
+inlined = njit(inline="always", nogil=True, _nrt=False)
+
 MESSAGE_BYTES = 64  # as in ps.link
 MAX_SPANS = 256
 ITEM_BYTES = 4
@@ -32,8 +37,10 @@ ITEM_BYTES = 4
 #: So many of a worker's last round trips are kept.
 ACKS = 1024
 
-# Events: what happens, to a worker or a message.
-GRADIENT, ARRIVES, RECEIVED, ACK_ARRIVES, ACK_RECEIVED, SENT, TAKEN = 0, 1, 2, 3, 4, 5, 6
+# Events: what happens, to a worker or to a message (or to its acknowledgement, which takes its row).
+GRADIENT, ARRIVES, RECEIVED, SENT, TAKEN = 0, 1, 2, 3, 4
+#: An event's code is its number, for the order of those at the same time, then its subject, then what happens.
+KIND_BITS, CODE_BITS = 3, 28
 
 # Columns of nodes: times ...
 TX_FREE, RX_FREE, STALLED_SINCE, STALL, WAIT, THREAD = 0, 1, 2, 3, 4, 5
@@ -126,33 +133,29 @@ class Result(NamedTuple):
 # --------------------------------------------------------------------------------------------- events
 
 
-@njit(cache=True, nogil=True)
-def _schedule(s, at, kind, subject):
-    size = s.counters[EVENTS]
-    s.counters[EVENTS] = size + 1
-    sequence = s.counters[SEQUENCE]
-    s.counters[SEQUENCE] = sequence + 1
-    event_at, events = s.event_at, s.events
+@compiled
+def _schedule(counters, event_at, events, at, kind, subject):
+    size = counters[EVENTS]
+    counters[EVENTS] = size + 1
+    code = (counters[SEQUENCE] << CODE_BITS) | (subject << KIND_BITS) | kind
+    counters[SEQUENCE] += 1
     while size > 0:
         parent = (size - 1) >> 1
         if event_at[parent] <= at:
             break
         event_at[size] = event_at[parent]
-        events[size, 0] = events[parent, 0]
-        events[size, 1] = events[parent, 1]
+        events[size] = events[parent]
         size = parent
     event_at[size] = at
-    events[size, 0] = sequence
-    events[size, 1] = subject * 8 + kind
+    events[size] = code
 
 
-@njit(cache=True, nogil=True)
-def _remove_first(s):
+@compiled
+def _remove_first(counters, event_at, events):
     """Remove the event at the top of the heap, after the caller has read it."""
-    size = s.counters[EVENTS] - 1
-    s.counters[EVENTS] = size
-    event_at, events = s.event_at, s.events
-    at, sequence, code = event_at[size], events[size, 0], events[size, 1]
+    size = counters[EVENTS] - 1
+    counters[EVENTS] = size
+    at, code = event_at[size], events[size]
     hole = 0
     while True:
         child = 2 * hole + 1
@@ -160,25 +163,22 @@ def _remove_first(s):
             break
         other = child + 1
         if other < size and (
-            event_at[other] < event_at[child]
-            or (event_at[other] == event_at[child] and events[other, 0] < events[child, 0])
+            event_at[other] < event_at[child] or (event_at[other] == event_at[child] and events[other] < events[child])
         ):
             child = other
-        if at < event_at[child] or (at == event_at[child] and sequence < events[child, 0]):
+        if at < event_at[child] or (at == event_at[child] and code < events[child]):
             break
         event_at[hole] = event_at[child]
-        events[hole, 0] = events[child, 0]
-        events[hole, 1] = events[child, 1]
+        events[hole] = events[child]
         hole = child
     event_at[hole] = at
-    events[hole, 0] = sequence
-    events[hole, 1] = code
+    events[hole] = code
 
 
 # --------------------------------------------------------------------------------------------- pools
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _take_row(counters, rows, size, free):
     """Return a free row of a pool, whose counters are ``size`` and ``free``."""
     row = counters[free]
@@ -190,53 +190,16 @@ def _take_row(counters, rows, size, free):
     return row
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _free_row(counters, rows, free, row):
     rows[row, NEXT] = counters[free]
     counters[free] = row
 
 
-@njit(cache=True, nogil=True)
-def _longer(rows, used, need):
-    longer = np.empty((2 * rows.shape[0] + need, rows.shape[1]), rows.dtype)
-    longer[:used] = rows[:used]
-    return longer
-
-
-@njit(cache=True, nogil=True)
-def _longer_times(times, used, length):
-    longer = np.empty(length, times.dtype)
-    longer[:used] = times[:used]
-    return longer
-
-
-@njit(cache=True, nogil=True)
-def _grown(s, need):
-    """Return the state with room in all pools for what one event can make."""
-    c = s.counters
-    transfers, queued_at, spans = s.transfers, s.queued_at, s.spans
-    messages, message_times, event_at, events = s.messages, s.message_times, s.event_at, s.events
-    if c[TRANSFERS] + need > transfers.shape[0]:
-        transfers = _longer(transfers, c[TRANSFERS], need)
-        queued_at = _longer_times(queued_at, c[TRANSFERS], transfers.shape[0])
-    if c[SPANS] + need > spans.shape[0]:
-        spans = _longer(spans, c[SPANS], need)
-    if c[POOL_MESSAGES] + need > messages.shape[0]:
-        messages = _longer(messages, c[POOL_MESSAGES], need)
-        message_times = _longer(message_times, c[POOL_MESSAGES], need)
-    if c[EVENTS] + need > event_at.shape[0]:
-        events = _longer(events, c[EVENTS], need)
-        event_at = _longer_times(event_at, c[EVENTS], events.shape[0])
-    return State(
-        c, s.node_times, s.nodes, s.links, transfers, queued_at, spans, messages, message_times, event_at, events,
-        s.marks, s.complete, s.remaining, s.workers, s.worker_times, s.step_ends, s.acks, s.num_acks,
-    )  # fmt: skip
-
-
 # ------------------------------------------------------------------------------- links, as in ps.link
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _meld(transfers, a, b):
     if a < 0:
         return b
@@ -249,7 +212,7 @@ def _meld(transfers, a, b):
     return a
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _without_root(transfers, root):
     """Return the root of a pairing heap without its first member: siblings are melded in pairs, then all together."""
     pairs = -1
@@ -270,7 +233,7 @@ def _without_root(transfers, root):
     return rest
 
 
-@njit(cache=True, nogil=True)
+@inlined
 def _put(s, model, link, shard, start, stop, now):
     """Queue elements of a shard on a link."""
     links, transfers = s.links, s.transfers
@@ -295,13 +258,13 @@ def _put(s, model, link, shard, start, stop, now):
     links[link, ROOT] = _meld(transfers, links[link, ROOT], row)
 
 
-@njit(cache=True, nogil=True)
+@inlined
 def _next_bytes(s, costs, node, link):
     row = s.links[link, ROOT]
     return min(costs.partition_elements[node], s.transfers[row, STOP] - s.transfers[row, START]) * ITEM_BYTES
 
 
-@njit(cache=True, nogil=True)
+@inlined
 def _choose(s, costs, node, now):
     """Return the link that may send next, or -1."""
     links, times = s.links, s.node_times
@@ -332,7 +295,7 @@ def _choose(s, costs, node, now):
     return chosen
 
 
-@njit(cache=True, nogil=True)
+@inlined
 def _pop(s, costs, node, link, now):
     """Make the next message of a link: one partition, or several small ones."""
     links, transfers, spans = s.links, s.transfers, s.spans
@@ -380,67 +343,75 @@ def _pop(s, costs, node, link, now):
 # ------------------------------------------------------------------------------------------ the nodes
 
 
-@njit(cache=True, nogil=True)
-def _transmit(s, costs, node, message, size, now):
-    """Have the network card of ``node`` send ``size`` bytes; what is received follows when they arrive."""
-    times = s.node_times
-    if node >= costs.num_workers:
-        size *= costs.weight[s.links[s.messages[message, LINK], WORKER]]
-    begins = max(times[node, TX_FREE], now)
-    times[node, TX_FREE] = begins + size * costs.send_byte_seconds[node]
-    s.message_times[message, ENDS_AT] = times[node, TX_FREE] + costs.latency_seconds
-    kind = ACK_ARRIVES if s.messages[message, IS_ACK] else ARRIVES
-    _schedule(s, begins + costs.latency_seconds, kind, message)
+@inlined
+def _size(s, costs, node, message):
+    """Return the bytes that a message, or its acknowledgement, takes of the network card of ``node``."""
+    size = MESSAGE_BYTES if s.messages[message, IS_ACK] else s.messages[message, BYTES]
+    if node < costs.num_workers:
+        return float(size)
+    return size * costs.weight[s.links[s.messages[message, LINK], WORKER]]
 
 
-@njit(cache=True, nogil=True)
-def _arrive(s, costs, node, message, size, now):
-    """Have the network card of ``node`` receive ``size`` bytes, the first of which are there."""
-    times = s.node_times
-    if node >= costs.num_workers:
-        size *= costs.weight[s.links[s.messages[message, LINK], WORKER]]
-    times[node, RX_FREE] = max(times[node, RX_FREE], now) + size * costs.receive_byte_seconds[node]
-    kind = ACK_RECEIVED if s.messages[message, IS_ACK] else RECEIVED
-    _schedule(s, max(times[node, RX_FREE], s.message_times[message, ENDS_AT]), kind, message)
+@inlined
+def _transmit(s, costs, node, message, now):
+    """Have the network card of ``node`` send a message, after those before it."""
+    begins = max(s.node_times[node, TX_FREE], now)
+    ends = begins + _size(s, costs, node, message) * costs.send_byte_seconds[node]
+    s.node_times[node, TX_FREE] = ends
+    s.message_times[message, ENDS_AT] = ends + costs.latency_seconds
+    _schedule(s.counters, s.event_at, s.events, begins + costs.latency_seconds, ARRIVES, message)
 
 
-@njit(cache=True, nogil=True)
-def _work(s, costs, node, message, receives, now):
-    """Have the communication thread of ``node`` work on a message."""
-    payload = s.messages[message, BYTES] - MESSAGE_BYTES
-    seconds = costs.overhead_seconds[node] + payload * costs.byte_seconds[node]
-    if node >= costs.num_workers:
-        if receives:
-            seconds += payload * costs.sum_byte_seconds[node]
-        seconds *= costs.weight[s.links[s.messages[message, LINK], WORKER]]
-    s.nodes[node, BUSY] = 1
-    s.node_times[node, THREAD] += seconds
-    _schedule(s, now + seconds, TAKEN if receives else SENT, message)
+@inlined
+def _arrive(s, costs, node, message, now):
+    """Have the network card of ``node`` receive a message whose first byte is there."""
+    begins = max(s.node_times[node, RX_FREE], now)
+    ends = begins + _size(s, costs, node, message) * costs.receive_byte_seconds[node]
+    s.node_times[node, RX_FREE] = ends
+    _schedule(s.counters, s.event_at, s.events, max(ends, s.message_times[message, ENDS_AT]), RECEIVED, message)
 
 
-@njit(cache=True, nogil=True)
+@inlined
+def _deliver(s, node, message):
+    """Put what has been received into the inbox of the communication thread."""
+    s.messages[message, NEXT] = -1
+    if s.nodes[node, INBOX_HEAD] < 0:
+        s.nodes[node, INBOX_HEAD] = message
+    else:
+        s.messages[s.nodes[node, INBOX_TAIL], NEXT] = message
+    s.nodes[node, INBOX_TAIL] = message
+
+
+@inlined
 def _run(s, costs, node, now):
-    """Give an idle communication thread something to do: acknowledgements at once, then data in, then data out."""
+    """Give an idle communication thread its next message: acknowledgements at once, then in and out by turns."""
     nodes, messages = s.nodes, s.messages
-    if nodes[node, BUSY]:
-        return
     head = nodes[node, INBOX_HEAD]
     while head >= 0 and messages[head, IS_ACK]:
         following = messages[head, NEXT]
         _acknowledged(s, costs, node, head, now)
         head = following
     nodes[node, INBOX_HEAD] = head
+    message, kind = head, TAKEN
     if nodes[node, PREFER_SEND] or head < 0:
         link = _choose(s, costs, node, now)
         if link >= 0:
-            _work(s, costs, node, _pop(s, costs, node, link, now), False, now)
-            return
-    if head >= 0:
+            message, kind = _pop(s, costs, node, link, now), SENT
+    if message < 0:
+        return
+    payload = messages[message, BYTES] - MESSAGE_BYTES
+    seconds = costs.overhead_seconds[node] + payload * costs.byte_seconds[node]
+    if kind == TAKEN:
         nodes[node, INBOX_HEAD] = messages[head, NEXT]
-        _work(s, costs, node, head, True, now)
+        seconds += payload * costs.sum_byte_seconds[node]
+    if node >= costs.num_workers:
+        seconds *= costs.weight[s.links[messages[message, LINK], WORKER]]
+    nodes[node, BUSY] = 1
+    s.node_times[node, THREAD] += seconds
+    _schedule(s.counters, s.event_at, s.events, now + seconds, kind, message)
 
 
-@njit(cache=True, nogil=True)
+@inlined
 def _acknowledged(s, costs, node, message, now):
     s.links[s.messages[message, LINK], IN_FLIGHT] -= s.messages[message, BYTES]
     if node < costs.num_workers:
@@ -449,19 +420,7 @@ def _acknowledged(s, costs, node, message, now):
     _free_row(s.counters, s.messages, FREE_MESSAGE, message)
 
 
-@njit(cache=True, nogil=True)
-def _deliver(s, costs, node, message, now):
-    """Put what has been received into the inbox of the communication thread."""
-    s.messages[message, NEXT] = -1
-    if s.nodes[node, INBOX_HEAD] < 0:
-        s.nodes[node, INBOX_HEAD] = message
-    else:
-        s.messages[s.nodes[node, INBOX_TAIL], NEXT] = message
-    s.nodes[node, INBOX_TAIL] = message
-    _run(s, costs, node, now)
-
-
-@njit(cache=True, nogil=True)
+@inlined
 def _taken(s, model, costs, node, message, now):
     """A message has been worked on: sum its spans, or count them as answers."""
     worker = s.links[s.messages[message, LINK], WORKER]
@@ -475,14 +434,9 @@ def _taken(s, model, costs, node, message, now):
         following = s.spans[span, NEXT]
         _free_row(s.counters, s.spans, FREE_SPAN, span)
         span = following
-    s.messages[message, IS_ACK] = 1
-    _transmit(s, costs, node, message, MESSAGE_BYTES, now)
-    s.nodes[node, BUSY] = 0
-    s.nodes[node, PREFER_SEND] = 1
-    _run(s, costs, node, now)
 
 
-@njit(cache=True, nogil=True)
+@inlined
 def _sum(s, model, costs, node, worker, shard, count, now):
     """The ledger: raise the worker's watermark, and answer what all workers have pushed."""
     marks, num_workers = s.marks, costs.num_workers
@@ -509,7 +463,7 @@ def _sum(s, model, costs, node, worker, shard, count, now):
 # ---------------------------------------------------------------------------------------- the workers
 
 
-@njit(cache=True, nogil=True)
+@inlined
 def _gradient(s, model, costs, worker, now):
     """A gradient is ready: queue it, and go on with the backward pass."""
     workers, times = s.workers, s.worker_times
@@ -522,11 +476,11 @@ def _gradient(s, model, costs, worker, now):
         times[worker, ISSUED_AT] = now
     else:
         workers[worker, GRADIENTS] = tensor - 1
-        _schedule(s, now + model.backward_seconds[tensor - 1] * costs.compute[worker], GRADIENT, worker)
-    _run(s, costs, worker, now)
+        following = now + model.backward_seconds[tensor - 1] * costs.compute[worker]
+        _schedule(s.counters, s.event_at, s.events, following, GRADIENT, worker)
 
 
-@njit(cache=True, nogil=True)
+@inlined
 def _answered(s, model, costs, worker, tensor, count, now):
     """Elements of a sum are there: go on with the forward pass as far as it goes."""
     s.remaining[worker, tensor] -= count
@@ -559,92 +513,120 @@ def _answered(s, model, costs, worker, tensor, count, now):
     _begin(s, model, costs, worker, at)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _begin(s, model, costs, worker, at):
     """Begin a backward pass."""
     last = model.elements.size - 1
     s.workers[worker, FORWARD] = 0
     s.workers[worker, GRADIENTS] = last
     s.remaining[worker, :] = -1
-    _schedule(s, at + model.backward_seconds[last] * costs.compute[worker], GRADIENT, worker)
+    following = at + model.backward_seconds[last] * costs.compute[worker]
+    _schedule(s.counters, s.event_at, s.events, following, GRADIENT, worker)
 
 
 # ------------------------------------------------------------------------------------------- the loop
 
 
-@njit(cache=True, nogil=True)
-def _new_state(model, costs, num_steps):
+def _new_state(model: Model, costs: Costs, num_steps: int) -> State:
     workers, num_nodes = costs.num_workers, costs.weight.size
-    servers = num_nodes - workers
-    num_links, shards, tensors = 2 * workers * servers, model.shard_server.size, model.elements.size
-    room = 1024
+    servers, shards, tensors = num_nodes - workers, model.shard_server.size, model.elements.size
     counters = np.zeros(11, np.int64)
-    counters[FREE_TRANSFER] = counters[FREE_SPAN] = counters[FREE_MESSAGE] = -1
+    counters[[FREE_TRANSFER, FREE_SPAN, FREE_MESSAGE]] = -1
     node_times = np.zeros((num_nodes, 6))
     node_times[:, STALLED_SINCE] = -1.0
+    sources = np.repeat(np.arange(num_nodes), [servers] * workers + [workers] * servers)
+    targets = np.concatenate([np.tile(np.arange(workers, num_nodes), workers), np.tile(np.arange(workers), servers)])
+    links = np.zeros((sources.size, 6), np.int64)
+    links[:, ROOT] = -1
+    links[:, SOURCE], links[:, TARGET], links[:, WORKER] = sources, targets, np.minimum(sources, targets)
     nodes = np.zeros((num_nodes, 8), np.int64)
-    links = np.zeros((num_links, 6), np.int64)
-    link = 0
-    for node in range(num_nodes):
-        peers = servers if node < workers else workers
-        nodes[node, FIRST_LINK], nodes[node, NUM_LINKS] = link, peers
-        nodes[node, INBOX_HEAD] = nodes[node, INBOX_TAIL] = -1
-        for peer in range(peers):
-            links[link, ROOT] = -1
-            links[link, SOURCE] = node
-            links[link, TARGET] = workers + peer if node < workers else peer
-            links[link, WORKER] = node if node < workers else peer
-            link += 1
+    nodes[:, INBOX_HEAD] = nodes[:, INBOX_TAIL] = -1
+    nodes[:, FIRST_LINK] = np.searchsorted(sources, np.arange(num_nodes))
+    nodes[:, NUM_LINKS] = np.bincount(sources)
     return State(
-        counters, node_times, nodes, links,
-        np.empty((room, 6), np.int64), np.empty(room), np.empty((room, 3), np.int64),
-        np.empty((room, 5), np.int64), np.empty((room, 2)), np.empty(room), np.empty((room, 2), np.int64),
-        np.zeros((shards, workers), np.int64), np.zeros(shards, np.int64),
-        np.zeros((workers, tensors), np.int64), np.zeros((workers, 3), np.int64), np.zeros((workers, 5)),
-        np.full((workers, num_steps), np.nan), np.zeros((workers, ACKS)), np.zeros(workers, np.int64),
-    )  # fmt: skip
+        counters=counters,
+        node_times=node_times,
+        nodes=nodes,
+        links=links,
+        transfers=np.empty((0, 6), np.int64),
+        queued_at=np.empty(0),
+        spans=np.empty((0, 3), np.int64),
+        messages=np.empty((0, 5), np.int64),
+        message_times=np.empty((0, 2)),
+        event_at=np.empty(0),
+        events=np.empty(0, np.int64),
+        marks=np.zeros((shards, workers), np.int64),
+        complete=np.zeros(shards, np.int64),
+        remaining=np.zeros((workers, tensors), np.int64),
+        workers=np.zeros((workers, 3), np.int64),
+        worker_times=np.zeros((workers, 5)),
+        step_ends=np.full((workers, num_steps), np.nan),
+        acks=np.zeros((workers, ACKS)),
+        num_acks=np.zeros(workers, np.int64),
+    )
 
 
-@njit(cache=True, nogil=True)
-def run(model, costs, num_steps):
-    """Return the :class:`Result` of so many steps."""
-    s = _new_state(model, costs, num_steps)
-    counters, nodes, links = s.counters, s.nodes, s.links
+def _grown(state: State, room: int) -> State:
+    """Return the state with pools of at least twice their size, and room for what one event can make."""
+    pools = ("transfers", "queued_at", "spans", "messages", "message_times", "event_at", "events")
+    return state._replace(**{name: _longer(getattr(state, name), room) for name in pools})
+
+
+def _longer(rows: Array, room: int) -> Array:
+    longer = np.empty((2 * len(rows) + room, *rows.shape[1:]), rows.dtype)
+    longer[: len(rows)] = rows
+    return longer
+
+
+@compiled
+def _begin_all(s, model, costs):
     for worker in range(costs.num_workers):
         _begin(s, model, costs, worker, 0.0)
-    most = MAX_SPANS * costs.num_workers + costs.weight.size + 8  # rows that one event can take of any pool
+
+
+@compiled
+def _go_on(s, model, costs, room):
+    """Go on until all workers are done; return False where a pool is full."""
+    counters, nodes, links = s.counters, s.nodes, s.links
+    limit = s.event_at.size - room  # all pools have the same size
     while counters[EVENTS] > 0 and counters[DONE] < costs.num_workers:
-        if (
-            counters[TRANSFERS] + most > s.transfers.shape[0]
-            or counters[SPANS] + most > s.spans.shape[0]
-            or counters[POOL_MESSAGES] + most > s.messages.shape[0]
-            or counters[EVENTS] + most > s.events.shape[0]
-        ):
-            s = _grown(s, most)
-        now, code = s.event_at[0], s.events[0, 1]
-        _remove_first(s)
+        if max(counters[TRANSFERS], counters[SPANS], counters[POOL_MESSAGES], counters[EVENTS]) > limit:
+            return False
+        now, code = s.event_at[0], s.events[0]
+        _remove_first(counters, s.event_at, s.events)
         counters[TOTAL_EVENTS] += 1
-        kind, subject = code & 7, code >> 3
+        kind, subject = code & ((1 << KIND_BITS) - 1), (code & ((1 << CODE_BITS) - 1)) >> KIND_BITS
         if kind == GRADIENT:
-            _gradient(s, model, costs, subject, now)
-            continue
-        link = s.messages[subject, LINK]
-        source, target = links[link, SOURCE], links[link, TARGET]
-        if kind == ARRIVES:
-            _arrive(s, costs, target, subject, s.messages[subject, BYTES], now)
-        elif kind == RECEIVED:
-            _deliver(s, costs, target, subject, now)
-        elif kind == ACK_ARRIVES:
-            _arrive(s, costs, source, subject, MESSAGE_BYTES, now)
-        elif kind == ACK_RECEIVED:
-            _deliver(s, costs, source, subject, now)
-        elif kind == TAKEN:
-            _taken(s, model, costs, target, subject, now)
+            node = subject
+            _gradient(s, model, costs, node, now)
         else:
-            _transmit(s, costs, source, subject, s.messages[subject, BYTES], now)
-            nodes[source, BUSY] = 0
-            nodes[source, PREFER_SEND] = 0
-            _run(s, costs, source, now)
+            link = s.messages[subject, LINK]
+            node = links[link, SOURCE] if (kind == SENT or s.messages[subject, IS_ACK]) else links[link, TARGET]
+            if kind == ARRIVES:
+                _arrive(s, costs, node, subject, now)
+                continue
+            if kind == RECEIVED:
+                _deliver(s, node, subject)
+            else:
+                if kind == TAKEN:
+                    _taken(s, model, costs, node, subject, now)
+                    s.messages[subject, IS_ACK] = 1
+                _transmit(s, costs, node, subject, now)
+                nodes[node, BUSY] = 0
+                nodes[node, PREFER_SEND] = kind == TAKEN
+        if not nodes[node, BUSY]:
+            _run(s, costs, node, now)
+    return True
+
+
+def run(model: Model, costs: Costs, num_steps: int) -> Result:
+    """Return the :class:`Result` of so many steps; step ends are NaN where the simulation came to a halt."""
+    room = MAX_SPANS * costs.num_workers + costs.weight.size + 8  # rows that one event can take of any pool
+    state = _grown(_new_state(model, costs, num_steps), 2 * room + 4096)
+    _begin_all(state, model, costs)
+    while not _go_on(state, model, costs, room):
+        state = _grown(state, room)
+    events = int(state.counters[TOTAL_EVENTS])
     return Result(
-        s.step_ends, s.worker_times, s.node_times, s.nodes, s.acks, s.num_acks, counters[TOTAL_EVENTS]
+        state.step_ends, state.worker_times, state.node_times, state.nodes, state.acks, state.num_acks, events
     )
