@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ps.config import MIB, CommConfig
 from tuner import kernel
 from tuner.conditions import Conditions, Host
-from tuner.layout import Configs, ITEM_BYTES, node_configs, shards_of
+from tuner.layout import ITEM_BYTES, Configs, node_configs, shards_of
 from tuner.profiles import ModelProfile
 from tuner.simulator import Simulated
 
@@ -126,7 +126,9 @@ def _costs(
     chosen = [*(configs[rank] for rank, _ in simulated), *configs[num_workers:]]
     speeds = np.array([host.speed for host in hosts])
     peers = np.array([num_servers] * len(simulated) + [num_workers] * num_servers)
-    skews = [max(2 * config.partition_bytes, 2 * config.fusion_bytes, MIB) for config in chosen]  # as a LinkGroup has it
+    # as a LinkGroup has it
+    skews = [max(2 * config.partition_bytes, 2 * config.fusion_bytes, MIB) for config in chosen]
+    sums = np.arange(len(hosts)) >= len(simulated)
     return kernel.Costs(
         num_workers=len(simulated),
         latency_seconds=float(conditions.latency_seconds),
@@ -136,7 +138,7 @@ def _costs(
         receive_byte_seconds=1 / np.array([host.receive_bytes_per_second for host in hosts], np.float64),
         overhead_seconds=np.array([host.overhead_seconds for host in hosts], np.float64),
         byte_seconds=np.array([host.byte_seconds for host in hosts], np.float64),
-        sum_byte_seconds=np.where(np.arange(len(hosts)) < len(simulated), 0, 1 / (conditions.sum_bytes_per_second * speeds)),
+        sum_byte_seconds=sums / (conditions.sum_bytes_per_second * speeds),
         partition_elements=np.array([max(1, config.partition_bytes // ITEM_BYTES) for config in chosen], np.int64),
         link_credit_bytes=np.maximum(1, np.array([config.credit_bytes for config in chosen], np.int64) // peers),
         fusion_bytes=np.array([config.fusion_bytes for config in chosen], np.int64),

@@ -2,8 +2,8 @@
 
 Every node has a host of its own. A host's network card has one rate in each direction, which all of its links share;
 the switch between the hosts never limits. A message costs its sender and its receiver time of the communication
-thread: ``overhead_seconds`` and ``byte_seconds`` for each byte. Plain values, so that a trace is a list of them and a data
-set row can hold one.
+thread: ``overhead_seconds`` and ``byte_seconds`` for each byte. Plain values, so that a trace is a list of them and a
+row of a data set can hold one.
 """
 
 from __future__ import annotations

@@ -4,16 +4,16 @@ What decides is not modelled but run: :mod:`ps.placement` places the tensors, :m
 :class:`ps.link.LinkGroup` chooses what leaves (priority, credit, fusion, bounded skew) and :class:`ps.ledger.Ledger`
 says what is complete. What is modelled is what they run on (:mod:`tuner.conditions`):
 
-* **accelerator**: computation takes the profile's times. A gradient is pushed when it is ready, and the layer that needs
-  a tensor in the next forward pass waits for its sum;
+* **accelerator**: computation takes the profile's times. A gradient is pushed when it is ready, and the layer that
+  needs a tensor in the next forward pass waits for its sum;
 * **communication thread**: one message at a time, in and out by turns, each for its overhead and its bytes. A server's
   thread also sums. An acknowledgement costs nothing, but waits for the thread;
 * **network card**: one message at a time in each direction, first come, first served, acknowledgements among them. A
   message arrives as fast as the slower of both cards lets it, after the latency. The switch holds what a card cannot
   take yet.
 
-An answer leaves as soon as the last worker's range is summed. All workers begin together; from the second step on, a step
-is what it is in the long run. ``docs/simulator.md`` says what is left out, and how well it fits.
+An answer leaves as soon as the last worker's range is summed. All workers begin together; from the second step on, a
+step is what it is in the long run. ``docs/simulator.md`` says what is left out, and how well it fits.
 
 :mod:`tuner.compiled` does the same a hundred times faster; this is what it is checked against.
 """
@@ -296,7 +296,7 @@ class _Cluster:
         self.now = 0.0
         self.shards = shards_of(profile, conditions.num_servers)
         largest_bytes = max(shards[-1].stop for shards in self.shards) * ITEM_BYTES
-        self.payload = memoryview(np.zeros(largest_bytes, np.uint8))  # never touched, so it takes no memory
+        self.payload = np.zeros(largest_bytes, np.uint8).data  # never touched, so it takes no memory
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._num_scheduled = 0
         self._workers = [
