@@ -4,17 +4,19 @@ A predictor says, for each candidate, the natural logarithm of the speedup over 
 sure it is (a standard deviation of the same logarithm). It sees a :class:`~tuner.situation.Situation` and nothing else.
 
 :class:`RulePredictor` knows a step as three things that overlap: computing, moving the model's bytes, and the wait of
-the next step's first tensor behind what is under way. With B bytes per second and o seconds of overhead per message::
+the next step's first tensor. With B bytes per second and o seconds of overhead per message, and ``|a, b|p`` for
+``(a**p + b**p) ** (1 / p)``, which is a sum for p = 1 and the larger of both for a large p::
 
-    a message      t = max(P / B, o) + min(P / B, o) / 10
-    rate           r = min(P / t, C / (t + 2 L + 2.5 o))
+    a message      t = |P / B, o|1.25
+    rate           r = 1 / |t / P, (t / 2 + 2 L + 2.5 o) / C|1.5
     left over      X = max(M - r (backward), 0)           bytes not yet sent when the backward pass ends
-    first tensor   w = (min(C, X) + 2 P) / B + 2 L + 4 o
-    a step           = backward + max(w + forward, X / r + w / 4)
+    first tensor   w = 2 P / B + 2 L + 4 o
+    a step           = backward + |w + forward, (1 + 0.6 P / (P + 1 MB)) X / r|8
 
-It errs by several per cent of a step, and says so; what it gets right is where configurations are ruinous, and which
-way to go. What has been measured, the present step time, replaces what the form cannot know: the computation is chosen
-so that the form gives just that for the configuration in force.
+The exponents and the last factor, which stands for workers that get in each other's way at the servers, are fitted to
+simulated jobs. It errs by several per cent of a step, and says so; what it gets right is where configurations are
+ruinous, and which way to go. What has been measured, the present step time, replaces what the form cannot know: the
+computation is chosen so that the form gives just that for the configuration in force.
 """
 
 from __future__ import annotations
@@ -38,9 +40,12 @@ UNKNOWN_LATENCY_SECONDS = 250e-6
 FORWARD_PART = 1 / 3
 #: The largest tensor is this part of a model whose tensors are not known.
 LARGEST_PART = 0.2
-#: The closed form's own error: at least this much, and this part of the logarithm of the speedup that it predicts.
-LEAST_SPREAD = 0.02
-SPREAD_PART = 0.4
+MESSAGE_POWER, RATE_POWER, STEP_POWER = 1.25, 1.5, 8.0
+CROWDING = 0.6
+CROWDED_BYTES = 1e6
+#: The closed form's own error in simulated jobs: this much, and this part of the log speedup that it predicts.
+LEAST_SPREAD = 0.05
+SPREAD_PART = 0.6
 #: Part of the overhead's and the latency's uncertainty that reaches the step time.
 FELT_SPREAD = 0.1
 
@@ -137,12 +142,19 @@ def _seconds(job: _Job, config: CommConfig, forward: float, backward: float) -> 
     # Small tensors are messages of their own, unless fusion joins them.
     mean_bytes = max(job.model_bytes / job.tensors, min(config.fusion_bytes, job.model_bytes))
     per_message = min(partition, mean_bytes * 4)
-    wire, overhead = per_message / job.push_rate, job.overhead
-    message = max(wire, overhead) + 0.1 * min(wire, overhead)
-    rate = min(per_message / message, credit / (message + 2 * job.latency + 2.5 * overhead))
+    overhead = job.overhead
+    message = _either(per_message / job.push_rate, overhead, MESSAGE_POWER)
+    round_trip = message / 2 + 2 * job.latency + 2.5 * overhead
+    rate = 1 / _either(message / per_message, round_trip / credit, RATE_POWER)
     left = max(job.model_bytes - rate * backward, 0.0)
-    first = (min(credit, left) + 2 * partition) / job.push_rate + 2 * job.latency + 4 * overhead
-    return backward + max(first + forward, left / rate + first / 4)
+    first = 2 * partition / job.push_rate + 2 * job.latency + 4 * overhead
+    crowded = 1 + CROWDING * partition / (partition + CROWDED_BYTES)
+    return backward + _either(first + forward, crowded * left / rate, STEP_POWER)
+
+
+def _either(one: float, other: float, power: float) -> float:
+    """Return the sum of both for ``power`` 1, the larger one for a large ``power``, and what lies between."""
+    return float((one**power + other**power) ** (1 / power))
 
 
 def _computation(situation: Situation, job: _Job) -> tuple[float, float]:
