@@ -16,6 +16,7 @@ from typing import Sequence, Union
 import numpy as np
 
 from ps.config import CommConfig
+from tuner.belief import expected_gain
 from tuner.oneshot import Choice, OneShotTuner, Result
 from tuner.space import coordinates, size_key
 
@@ -72,7 +73,7 @@ class BayesianTuner(OneShotTuner):
             self._seed,
         )
         found = [
-            (_expected_improvement(fastest - mean, deviation), config, mean)
+            (expected_gain(fastest - mean, deviation), config, mean)
             for config, (mean, deviation) in zip(untried, model.predict([coordinates(config) for config in untried]))
         ]
         improvement, config, mean = max(found, key=lambda entry: (entry[0], size_key(entry[1])))
@@ -104,15 +105,6 @@ class _Model:
         """Return mean and standard deviation of the logarithm at each of ``points``."""
         means, deviations = self._process.predict(points, return_std=True)
         return [(self._mean + self._scale * float(m), self._scale * float(d)) for m, d in zip(means, deviations)]
-
-
-def _expected_improvement(gain: float, deviation: float) -> float:
-    """Return the expectation of ``max(0, X)`` for X normal with mean ``gain`` and ``deviation``."""
-    if deviation <= 0:
-        return max(0.0, gain)
-    z = gain / deviation
-    density = math.exp(-z * z / 2) / math.sqrt(2 * math.pi)
-    return gain * (1 + math.erf(z / math.sqrt(2))) / 2 + deviation * density
 
 
 def _nearest(config: CommConfig, factor: int, among: Sequence[CommConfig]) -> CommConfig:

@@ -44,7 +44,7 @@ MESSAGE_POWER, RATE_POWER, STEP_POWER = 1.25, 1.5, 8.0
 CROWDING = 0.6
 CROWDED_BYTES = 1e6
 #: The closed form's own error in simulated jobs: this much, and this part of the log speedup that it predicts.
-LEAST_SPREAD = 0.05
+LEAST_SPREAD = 0.07
 SPREAD_PART = 0.6
 #: Part of the overhead's and the latency's uncertainty that reaches the step time.
 FELT_SPREAD = 0.1
