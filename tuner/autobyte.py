@@ -45,13 +45,18 @@ __all__ = ["AutoByteTuner"]
 UNSURE = 0.25
 #: A switch needs a gain of so much that is nearly certain ...
 THRESHOLD = 0.01
-#: ... and this much more before so many rounds have settled what is known.
-UNSETTLED = 0.1
+#: ... and this much more before so many rounds have settled what is known. What is measured until then may be of
+#: before the change: it is doubted by UNSETTLED_DOUBT, and no verdict is based on it.
+UNSETTLED = 0.05
 SETTLED_ROUNDS = 2
+UNSETTLED_DOUBT = 0.3
 #: The threshold doubles with each roll-back, so many times at most.
 MAX_DOUBLINGS = 4
 #: Gains that differ by less are a tie.
 TIE = 0.005
+#: Each power of two by which P is smaller than the start's has to be worth so much: if messages suddenly cost more, the
+#: next steps are ruined.
+FEAR = 0.01
 #: A situation is made of so many latest rounds, and a step time of so many.
 SITUATION_ROUNDS = 4
 TIMED_ROUNDS = 10
@@ -59,6 +64,9 @@ TIMED_ROUNDS = 10
 LEAST_NOISE = 0.005
 #: What was measured before a change is doubted by this part of the change (of the logarithm).
 DOUBT = 0.5
+#: With more doubt than this a trial says nothing, and is no trial any more; nor is such a measurement kept.
+MOST_DOUBT = 0.1
+FORGOTTEN = 0.5
 #: The predictor is trusted as if it had been right so many times before.
 TRUSTED = 4.0
 
@@ -108,6 +116,7 @@ class AutoByteTuner(Tuner):
         self._rule = RulePredictor()
         self._predictor = predictor or self._rule
         self._candidates = list(dict.fromkeys([*candidates(self._start), self._start]))
+        self._fears = np.array([-FEAR * _powers_below(candidate, self._start) for candidate in self._candidates])
         self._watch = Watch()
         self._collecting = Rounds()
         self._rounds: list[Round] = []  # under the configuration in force, since conditions changed
@@ -150,10 +159,13 @@ class AutoByteTuner(Tuner):
     def _reopen(self, changed: dict[str, float], closed: Round) -> None:
         self._change = ", ".join(f"{name} {ratio:.0%} of what it was" for name, ratio in changed.items())
         doubt = DOUBT * sum(abs(math.log(ratio)) for ratio in changed.values())
-        self._measured = {config: _doubted(time, doubt) for config, time in self._measured.items()}
+        doubted = {config: _doubted(time, doubt) for config, time in self._measured.items()}
+        self._measured = {config: time for config, time in doubted.items() if time.noise < FORGOTTEN}
         if self._trial is not None:
             self._trial = self._trial._replace(time=_doubted(self._trial.time, doubt))
-            return
+            if self._trial.time.noise < MOST_DOUBT:
+                return
+            self._trial = None
         self._rounds = [closed]
         self._roll_backs = 0
         smaller = (
@@ -174,7 +186,13 @@ class AutoByteTuner(Tuner):
             for observation in closed.observations:
                 meter.add(observation)
         time = meter.time(min_steps=1, min_windows=0)
-        return None if time is None else _doubted(time, LEAST_NOISE)
+        if time is None:
+            return None
+        return _doubted(time, LEAST_NOISE if self._settled or self._trial is not None else UNSETTLED_DOUBT)
+
+    @property
+    def _settled(self) -> bool:
+        return len(self._rounds) >= SETTLED_ROUNDS
 
     def _belief(self, situation: Situation, present: StepTime) -> Belief:
         prediction = self._predictor.predict(situation, self._candidates)
@@ -195,21 +213,25 @@ class AutoByteTuner(Tuner):
 
     def _search(self, situation: Situation, present: StepTime, now: float) -> Optional[Proposal]:
         belief = self._belief(situation, present)
-        certain = belief.mean - belief.deviation
+        certain = belief.mean - belief.deviation + self._fears
         best = self._largest_of_tied(certain)
         threshold = THRESHOLD * 2 ** min(self._roll_backs, MAX_DOUBLINGS)
-        if len(self._rounds) < SETTLED_ROUNDS:
+        if not self._settled:
             threshold += UNSETTLED
-        if certain[best] > threshold:
+        if certain[best] - certain[self._present] > threshold:
             self._retreat, self._resume = False, None
             return self._switch(best, belief, situation, present, "", now)
         if self._retreat:
-            return self._go_up(situation, present, now)
+            return self._go_up()
         if self._resume is not None:
             return self._go_on(belief, situation, present, now)
         if len(self._rounds) >= EXPLORING_ROUNDS:
             return self._explore(belief, situation, present, now)
         return None
+
+    @property
+    def _present(self) -> int:
+        return self._candidates.index(self._config)
 
     def _largest_of_tied(self, gains: Array) -> int:
         tied = [index for index, gain in enumerate(gains) if gain >= gains.max() - TIE]
@@ -245,21 +267,21 @@ class AutoByteTuner(Tuner):
         self, index: int, belief: Belief, situation: Situation, present: StepTime, why: str, now: float
     ) -> Proposal:
         config, gain, spread = self._candidates[index], float(belief.mean[index]), float(belief.deviation[index])
-        self._trial = Trial(self._config, config, present, situation, gain, spread, now)
+        if self._settled:
+            self._trial = Trial(self._config, config, present, situation, gain, spread, now)
         return self._put_in_force(config, f"{why}gain {gain:+.1%} ± {spread:.1%} expected", gain)
 
-    def _go_up(self, situation: Situation, present: StepTime, now: float) -> Proposal:
+    def _go_up(self) -> Proposal:
         config = replace(
             self._config,
             partition_bytes=max(self._config.partition_bytes, self._start.partition_bytes),
             credit_bytes=max(self._config.credit_bytes, self._start.credit_bytes),
         )
-        self._trial = Trial(self._config, config, present, situation, None, 0.0, now)
         return self._put_in_force(config, "back up before more is known")
 
     def _put_in_force(self, config: CommConfig, why: str, predicted: Optional[float] = None) -> Proposal:
         time = self._time()
-        if time is not None:
+        if time is not None and time.noise < FORGOTTEN:
             self._measured[self._config] = time
         known = self._measured.pop(config, None)  # from now on it is measured anew
         self._watch.switched(None if known is None else known.seconds)
@@ -283,8 +305,8 @@ class AutoByteTuner(Tuner):
         if verdict is None:
             return None
         self._trial = None
-        if verdict.gain is not None and trial.predicted is not None:
-            self._learn(trial, trial.predicted, verdict.gain, verdict.noise)
+        if verdict.gain is not None:
+            self._learn(trial, verdict.gain, verdict.noise)
         if verdict.outcome is Outcome.KEEP:
             self._roll_backs = 0
             self._change = ""
@@ -294,8 +316,8 @@ class AutoByteTuner(Tuner):
             self._purse_seconds -= max(0.0, after.seconds - trial.time.seconds) * steps
         return self._put_in_force(trial.before, f"taken back: {verdict.text}")
 
-    def _learn(self, trial: Trial, predicted: float, gain: float, noise: float) -> None:
-        self._misses.append((gain - predicted) / math.hypot(trial.spread, noise))
+    def _learn(self, trial: Trial, gain: float, noise: float) -> None:
+        self._misses.append((gain - trial.predicted) / math.hypot(trial.spread, noise))
         self._samples.append(Sample(trial.situation, trial.config, gain, noise))
         del self._misses[:-MAX_SAMPLES], self._samples[:-MAX_SAMPLES]
         self._predictor.fine_tune(self._samples)
@@ -331,6 +353,11 @@ class AutoByteTuner(Tuner):
 def _doubted(time: StepTime, doubt: float) -> StepTime:
     """Return the step time with more noise."""
     return StepTime(time.seconds, math.hypot(time.noise, doubt))
+
+
+def _powers_below(candidate: CommConfig, start: CommConfig) -> float:
+    """Return by how many powers of two the candidate's P is smaller than the start's."""
+    return max(0.0, math.log2(start.partition_bytes / candidate.partition_bytes))
 
 
 def _not_far_below(candidate: CommConfig, present: CommConfig) -> bool:

@@ -54,7 +54,7 @@ class Trial(NamedTuple):
     config: CommConfig
     time: StepTime  #: of a step before
     situation: Situation  #: before
-    predicted: Optional[float]  #: log speedup; None for a retreat
+    predicted: float  #: log speedup
     spread: float
     began: float
 
@@ -67,9 +67,7 @@ class Trial(NamedTuple):
             return Verdict(Outcome.GO_BACK, f"no step has ended for {silent_seconds:.0f} s", None, 0.0)
         gain = math.log(after.speedup_over(self.time))
         noise = math.hypot(after.noise, self.time.noise)
-        text = f"speedup {math.exp(gain):.3f} measured"
-        if self.predicted is not None:
-            text += f", {math.exp(self.predicted):.3f} predicted"
+        text = f"speedup {math.exp(gain):.3f} measured, {math.exp(self.predicted):.3f} predicted"
         back = Verdict(Outcome.GO_BACK, text, gain, noise)
         if gain < -max(OBVIOUS_LOSS, 2 * noise):
             return back
