@@ -37,7 +37,7 @@ from tuner.rounds import Round, Rounds
 from tuner.situation import Situation
 from tuner.space import MAX_SEARCHED_CREDIT_BYTES, MAX_SEARCHED_PARTITION_BYTES, candidates, size_key
 from tuner.steps import StepMeter, StepTime
-from tuner.trial import MOST_ROUNDS, Outcome, Trial
+from tuner.trial import Outcome, Trial
 
 __all__ = ["AutoByteTuner"]
 
@@ -77,8 +77,10 @@ LEAST_PROMISE = 0.003
 #: ... and may lose this much at worst (two deviations below the mean).
 MOST_RISK = math.log(1.1)
 #: The part of all time that trials may lose, and how much may be saved up, in seconds.
-PURSE_RATE = 0.005
+PURSE_RATE = 0.01
 MAX_PURSE_SECONDS = 30.0
+#: A trial that loses is over after about so many rounds.
+TRIAL_ROUNDS = 3
 #: Down by this factor at most.
 DOWN_FACTOR = 2
 #: A slow-down by this factor under a configuration smaller than the start's ends it at once.
@@ -241,7 +243,7 @@ class AutoByteTuner(Tuner):
         def cost(index: int) -> float:
             """Return the seconds that a trial is expected to lose, and one deviation more."""
             loss = max(0.0, belief.deviation[index] - belief.mean[index])
-            return float(loss) * MOST_ROUNDS * max(1.0, present.seconds)
+            return float(loss) * TRIAL_ROUNDS * max(1.0, present.seconds)
 
         promising = [
             (expected_gain(float(belief.mean[index]), float(belief.deviation[index])), index)
