@@ -41,6 +41,7 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     backward_seconds: Optional[float] = None
     tensors: int = 0  #: number of tensors pushed per step, as known so far
     model_bytes: int = 0  #: bytes pushed per step, as known so far
+    tensor_bytes: tuple[int, ...] = ()  #: size of each tensor in forward order; one worker of a job tells
 
     # both: communication
     bytes_sent: int = 0

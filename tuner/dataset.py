@@ -6,9 +6,9 @@ arrays. A *row* is one step time: a scenario (conditions and model) under one ca
 under four configurations that may be in force is kept as well, so each row serves as "from here to there" four times.
 See docs/dataset.md for the arrays.
 
-Small partitions of a large model take long to simulate. A part for training leaves some of them out by chance, the more
-the longer they take, and their step time is not a number; a part for tests (``--part test``: models or sizes of
-clusters on which nothing is trained) has all candidates.
+Small partitions of a large model take long to simulate, and another job teaches more than another candidate.
+So a part for training leaves candidates out by chance, the more the longer they take, and their step time is not a
+number; a part for tests (``--part test``: models or sizes of clusters on which nothing is trained) has all candidates.
 
 Errors of estimates are not stored: :meth:`DataSet.situation` draws them from a seed, so training sees many.
 """
@@ -41,8 +41,8 @@ SIMULATED, MEASURED = 0, 1
 FORMAT = 1
 #: Scenarios per part.
 PART = 16
-#: Partitions of more number than this, of all simulated workers and per step, are left out in proportion.
-MANY_PARTITIONS = 2500
+#: A candidate with n times more partitions than this, of all simulated workers and per step, is kept once in n times.
+MANY_PARTITIONS = 800
 #: So many workers are simulated at most where hosts are alike.
 MOST_WORKERS = 8
 #: Of a :class:`~tuner.simulator.Simulated`, what is kept of the configurations in force.
@@ -58,6 +58,8 @@ COUNTERS = (
     "partitions",
     "thread_seconds",
 )
+#: Parts of the jobs that do not know sizes, or computation.
+UNKNOWN_TENSORS, UNKNOWN_PASSES = 0.15, 0.1
 HOST = ("send_bytes_per_second", "receive_bytes_per_second", "overhead_seconds", "byte_seconds", "speed")
 #: Decides the errors of the estimates beside the scenario.
 SITUATION_SEED = 7
@@ -102,7 +104,7 @@ class DataSet(NamedTuple):
 
     def scenario(self, index: int) -> Scenario:
         """Return what was simulated."""
-        first = int(self.workers[:index].sum() + self.servers[:index].sum())
+        first = int(self.workers[:index].sum(dtype=int) + self.servers[:index].sum(dtype=int))
         workers, servers = int(self.workers[index]), int(self.servers[index])
         hosts = tuple(Host(**dict(zip(HOST, map(float, row)))) for row in self.hosts[first : first + workers + servers])
         conditions = Conditions(
@@ -124,17 +126,17 @@ class DataSet(NamedTuple):
     def situation(self, index: int, present: int, scenario: Scenario, profile: ModelProfile) -> Situation:
         """Return what is known of a scenario while its ``present``-th configuration is in force.
 
-        ``scenario`` and its ``profile`` are passed in, since making them takes longer. Half of the jobs know the
-        sizes of their tensors, and one in eight cannot tell forward and backward passes.
+        ``scenario`` and its ``profile`` are passed in, since making them takes longer. Some jobs do not know the
+        sizes of their tensors, others cannot tell forward and backward passes.
         """
         numbers = dict(zip(COUNTERS, map(float, self.counters[index, present])))
         seen = Simulated(worker_step_seconds=(), events=0, **numbers)
         rng = np.random.default_rng([SITUATION_SEED, scenario.seed, scenario.number, present])
         config = self.candidates()[scenario.presents[present]]
         situation = situation_of(profile, scenario.conditions, config, seen, rng, scenario.estimate_spread)
-        if rng.random() < 0.5:
-            situation = replace(situation, tensor_bytes=tuple(tensor.size_bytes for tensor in profile.tensors))
-        if rng.random() < 0.125:
+        if rng.random() < UNKNOWN_TENSORS:
+            situation = replace(situation, tensor_bytes=())
+        if rng.random() < UNKNOWN_PASSES:
             situation = replace(situation, forward_seconds=None, backward_seconds=None)
         return situation
 
@@ -214,10 +216,12 @@ def _kept(scenario: Scenario, model_bytes: int, configs: Sequence[CommConfig]) -
     if is_held_out(scenario):
         return list(range(len(configs)))
     rng = np.random.default_rng([scenario.seed, scenario.number, 1])
-    sizes = sorted({config.partition_bytes for config in configs})
     moved_bytes = model_bytes * min(scenario.conditions.num_workers, MOST_WORKERS)
-    kept = {size for size in sizes if rng.random() * moved_bytes / size < MANY_PARTITIONS}
-    return [n for n, config in enumerate(configs) if config.partition_bytes in kept or n in scenario.presents]
+    return [
+        number
+        for number, (config, chance) in enumerate(zip(configs, rng.random(len(configs))))
+        if chance * moved_bytes / config.partition_bytes < MANY_PARTITIONS or number in scenario.presents
+    ]
 
 
 def is_held_out(scenario: Scenario) -> bool:

@@ -41,8 +41,12 @@ LARGEST = 10.0
 #: A formula's gain or loss beyond this is cut, in the network's input as in what its output is added to.
 LARGEST_PRIOR = 3.0
 UNKNOWN_SUM_BYTES_PER_SECOND = 4e9
+#: A worker's link may be ahead by two partitions, or by this.
+SKEW_BYTES = 1e6
 #: Quantiles of the bytes over tensors sorted by size.
 QUANTILES = (0.1, 0.5, 0.9)
+#: Parts of the tensors in forward order, of which the part of the bytes is told.
+PARTS = (0.1, 0.3, 0.5, 0.7, 0.9, 0.95)
 
 
 class Features(NamedTuple):
@@ -179,6 +183,7 @@ def _prior(s: Situation, scales: _Scales, here: _Sizes, there: _Sizes, prior: Ar
 
 def _candidate(s: Situation, scales: _Scales, here: _Sizes, there: _Sizes, prior: Array) -> dict[str, Column]:
     messages = _messages(scales, there, s.num_servers)
+    mean_shard = scales.model_bytes / scales.tensors
     return {
         "overhead_in_partitions": _log(scales.overhead * scales.rate / there.partition),
         "server_overhead_in_partitions": _log(scales.server_overhead * scales.rate / there.partition),
@@ -194,6 +199,11 @@ def _candidate(s: Situation, scales: _Scales, here: _Sizes, there: _Sizes, prior
         "overhead_in_step": _log(messages * scales.overhead / scales.step_seconds),
         "server_overhead_in_wire": _log(messages * scales.server_overhead / scales.wire_seconds),
         "whole": there.whole,
+        # A link fuses no more than its credit, and runs ahead of the slowest by no more than its skew.
+        "worker_fusion_in_tensors": _log(np.minimum(there.fusion, there.credit / s.num_servers) / mean_shard),
+        "server_fusion_in_tensors": _log(np.minimum(there.fusion, there.credit / s.num_workers) / mean_shard),
+        "skew_in_credit": _log(np.maximum(2 * there.partition, SKEW_BYTES) / there.credit),
+        "skew_wait_in_step": _log(np.maximum(2 * there.partition, SKEW_BYTES) / scales.rate / scales.step_seconds),
     }
 
 
@@ -220,10 +230,9 @@ def _model(s: Situation, scales: _Scales, here: _Sizes, there: _Sizes, prior: Ar
         size = ordered[np.searchsorted(shares, quantile)] / s.num_servers
         columns[f"shard_{quantile:.0%}_in_partitions"] = _log(size / there.partition)
     columns["largest_in_model"] = _log(scales.shard_bytes * s.num_servers / scales.model_bytes)
-    halves = np.cumsum(sizes) / sizes.sum()
-    for part in (0.1, 0.5):
-        columns[f"bytes_in_first_{part:.0%}"] = float(halves[int(part * (len(sizes) - 1))])
-    columns["last_in_model"] = float(sizes[-max(1, len(sizes) // 20) :].sum() / sizes.sum())
+    sums = np.cumsum(sizes) / sizes.sum()
+    for part in PARTS:
+        columns[f"bytes_in_first_{part:.0%}"] = float(sums[int(part * (len(sizes) - 1))])
     return columns
 
 

@@ -91,13 +91,13 @@ class MetaNetwork:
                 raise ValueError(f"the scaling has the shape {array.shape}, or is not finite")
         if not (scaling.deviation > 0).all():
             raise ValueError("a deviation of the scaling is not above 0")
-        self._ensemble = ensemble
-        self._scaling = scaling
+        self.ensemble = ensemble
+        self.scaling = scaling
         self._rule = RulePredictor()
         self._forget()
 
     def _forget(self) -> None:
-        members, width = self._ensemble.members, self._ensemble.width
+        members, width = self.ensemble.members, self.ensemble.width
         self._correction = np.zeros((members, width))
         #: Covariance of the last layer, as what remains of the prior: identity - explained.T @ explained, per member.
         self._explained = np.zeros((members, 0, width))
@@ -109,21 +109,21 @@ class MetaNetwork:
             return self._rule.predict(situation, candidates)
         prior, change = self._changes(situation, candidates)
         by_member = prior - self._gain(change)
-        spread = self._scaling.disagreement * by_member.std(axis=0)
+        spread = self.scaling.disagreement * by_member.std(axis=0)
         explained = np.einsum("mkw,mnw->mnk", self._explained, change)
         shared = (change**2).sum(axis=-1) - (explained**2).sum(axis=-1)
-        slack = self._scaling.slack**2 * np.maximum(shared, 0).mean(axis=0)
+        slack = self.scaling.slack**2 * np.maximum(shared, 0).mean(axis=0)
         return Prediction(by_member.mean(axis=0), np.sqrt(spread**2 + slack))
 
     def _changes(self, situation: Situation, candidates: Sequence[CommConfig]) -> tuple[Array, npt.NDArray[np.float64]]:
         """Return the closed form's gains, and how the last hidden layer differs from that of what is in force."""
         columns, prior = features(situation, [*candidates, situation.config])
-        hidden = self._ensemble.hidden((columns - self._scaling.mean) / self._scaling.deviation)
+        hidden = self.ensemble.hidden((columns - self.scaling.mean) / self.scaling.deviation)
         return prior[:-1] - prior[-1], (hidden[:, :-1] - hidden[:, -1:]).astype(float)
 
     def _gain(self, change: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """Return what the members add to the closed form's log step time, shape ``(members, candidates)``."""
-        weights = self._ensemble.weights[-1][..., 0] + self._correction
+        weights = self.ensemble.weights[-1][..., 0] + self._correction
         gain: npt.NDArray[np.float64] = np.einsum("mnw,mw->mn", change, weights)
         return gain
 
@@ -138,14 +138,14 @@ class MetaNetwork:
         usable = [sample for sample in samples if known(sample.situation)][-MAX_SAMPLES:]
         if not usable:
             return
-        members, width = self._ensemble.members, self._ensemble.width
+        members, width = self.ensemble.members, self.ensemble.width
         changes = np.empty((members, len(usable), width))
         wrong_by = np.empty((members, len(usable)))
         for number, sample in enumerate(usable):
             prior, change = self._changes(sample.situation, [sample.candidate])
             changes[:, number] = change[:, 0]
             wrong_by[:, number] = prior - self._gain(change)[:, 0] - sample.log_speedup
-        noise = np.array([max(sample.noise, LEAST_NOISE) for sample in usable]) / self._scaling.slack
+        noise = np.array([max(sample.noise, LEAST_NOISE) for sample in usable]) / self.scaling.slack
         for member in range(members):
             covariance = changes[member] @ changes[member].T + np.diag(noise**2)
             root = np.linalg.cholesky(covariance)
@@ -198,18 +198,18 @@ class MetaNetwork:
 
     def save(self, path: Path) -> str:
         """Write the network, with what it has learned, and beside it its hash in the format of ``sha256sum``."""
-        weights = list(self._ensemble.weights)
+        weights = list(self.ensemble.weights)
         weights[-1] = (weights[-1] + self._correction[..., None]).astype(np.float32)
         arrays: dict[str, npt.NDArray[np.generic]] = {
             "format": np.array(FORMAT),
             "names": np.array(NAMES),
-            "mean": self._scaling.mean,
-            "deviation": self._scaling.deviation,
-            "disagreement": np.array(self._scaling.disagreement),
-            "slack": np.array(self._scaling.slack),
+            "mean": self.scaling.mean,
+            "deviation": self.scaling.deviation,
+            "disagreement": np.array(self.scaling.disagreement),
+            "slack": np.array(self.scaling.slack),
         }
         arrays.update((f"weights_{number}", array) for number, array in enumerate(weights))
-        arrays.update((f"biases_{number}", array) for number, array in enumerate(self._ensemble.biases))
+        arrays.update((f"biases_{number}", array) for number, array in enumerate(self.ensemble.biases))
         buffer = io.BytesIO()
         np.savez_compressed(buffer, **arrays)
         content = buffer.getvalue()

@@ -58,7 +58,7 @@ def model(name: str) -> ModelProfile:
 
 
 def model_is_held_out(name: str) -> bool:
-    """Return whether no network is trained on this model: a third of the zoo by family, a fifth of the synthetic ones."""
+    """Return whether no network is trained on this model: families of the zoo, a fifth of the others."""
     if name.startswith(SYNTHETIC):
         return int(name[len(SYNTHETIC) :]) % 5 == 0
     return name.startswith(HELD_OUT_FAMILIES)
