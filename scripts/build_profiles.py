@@ -5,8 +5,9 @@
 
 Shapes are the zoo's, which needs MXNet. Times are those of a nominal accelerator, an operation after the other: each
 takes the longer of what its arithmetic and what its traffic to memory take. Backward takes twice the time of forward,
-since it computes the gradients of inputs and of weights; the first layer needs only the latter. ResNet-50 so takes
-105 ms for a step of 32 images, about as long as a V100 with float32. A simulation scales it to any other accelerator.
+since it computes the gradients of inputs and of weights; the first layer needs only the latter, and an operation
+without weights only the former. ResNet-50 so takes 105 ms for a step of 32 images, about as long as a V100 with
+float32. A simulation scales it to any other accelerator.
 
 The time of a layer belongs to the last of its tensors, since it can begin only when all of them are there; an operation
 without tensors counts with the layer before it.

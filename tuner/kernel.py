@@ -513,7 +513,7 @@ def _answered(s, model, costs, worker, tensor, count, now):
     _begin(s, model, costs, worker, at)
 
 
-@compiled
+@inlined
 def _begin(s, model, costs, worker, at):
     """Begin a backward pass."""
     last = model.elements.size - 1
@@ -579,12 +579,6 @@ def _longer(rows: Array, room: int) -> Array:
 
 
 @compiled
-def _begin_all(s, model, costs):
-    for worker in range(costs.num_workers):
-        _begin(s, model, costs, worker, 0.0)
-
-
-@compiled
 def _go_on(s, model, costs, room):
     """Go on until all workers are done; return False where a pool is full."""
     counters, nodes, links = s.counters, s.nodes, s.links
@@ -623,7 +617,8 @@ def run(model: Model, costs: Costs, num_steps: int) -> Result:
     """Return the :class:`Result` of so many steps; step ends are NaN where the simulation came to a halt."""
     room = MAX_SPANS * costs.num_workers + costs.weight.size + 8  # rows that one event can take of any pool
     state = _grown(_new_state(model, costs, num_steps), 2 * room + 4096)
-    _begin_all(state, model, costs)
+    for worker in range(costs.num_workers):
+        _begin.py_func(state, model, costs, worker, 0.0)
     while not _go_on(state, model, costs, room):
         state = _grown(state, room)
     events = int(state.counters[TOTAL_EVENTS])
