@@ -5,8 +5,8 @@ every candidate would bring, what was measured corrects it (:mod:`tuner.belief`)
 
 1. **switch** to the candidate with the largest gain that is nearly certain (mean less one deviation), if that is above
    a threshold. Ties go to the larger P, then C: too large is mild, too small is ruinous where conditions change;
-2. **verify** (:mod:`tuner.trial`): the steps before and after are compared, and a loss is taken back. Each roll-back
-   doubles the threshold, a gain resets it;
+2. **verify** (:mod:`tuner.trial`): the steps before and after are compared, and a loss is taken back. Each trial in a
+   row that brings nothing doubles what the next one has to promise, a gain resets it;
 3. **explore** what may be better, when nothing is nearly certain: only where hardly anything can be lost, upwards or
    one power of two down, and only as long as the time lost in trials stays below a small part of all time;
 4. **re-open** the search when conditions change (:mod:`tuner.change`): what was measured before is doubted as much as
@@ -50,8 +50,9 @@ THRESHOLD = 0.01
 UNSETTLED = 0.05
 SETTLED_ROUNDS = 2
 UNSETTLED_DOUBT = 0.3
-#: The threshold doubles with each roll-back, so many times at most.
-MAX_DOUBLINGS = 4
+#: The threshold doubles with each trial in a row that gains less than this, so many times at most.
+FUTILE_GAIN = 0.01
+MAX_DOUBLINGS = 5
 #: Gains that differ by less are a tie.
 TIE = 0.005
 #: Each power of two by which P is smaller than the start's has to be worth so much: if messages suddenly cost more, the
@@ -127,11 +128,12 @@ class AutoByteTuner(Tuner):
         self._change = ""  # what has changed since the last proposal
         self._retreat = False
         self._resume: Optional[CommConfig] = None  # what an earlier run of the job has ended with
-        self._roll_backs = 0  # in a row
+        self._futile = 0  # trials in a row that brought nothing
         self._purse_seconds = 0.0
         self._samples: list[Sample] = []
         self._misses: list[float] = []  # how far each prediction was off, in its own spreads
         self._now: Optional[float] = None
+        self._heard = False  # whether a round has closed since the last search
 
     def observe(self, observations: Sequence[Observation]) -> None:
         for closed in self._collecting.add(observations):
@@ -142,8 +144,9 @@ class AutoByteTuner(Tuner):
         if self._trial is not None:
             return self._judge(self._trial, now)
         situation, present = self._situation(), self._time()
-        if situation is None or present is None:
+        if situation is None or present is None or not self._heard:
             return None
+        self._heard = False
         return self._search(situation, present, now)
 
     # -------------------------------------------------------------------------------- what is known
@@ -152,6 +155,7 @@ class AutoByteTuner(Tuner):
         situation = Situation.from_observations(closed.observations, self._config)
         if situation is None:
             return
+        self._heard = True
         self._rounds.append(closed)
         del self._rounds[:-TIMED_ROUNDS]
         changed = self._watch.add(situation)
@@ -169,7 +173,7 @@ class AutoByteTuner(Tuner):
                 return
             self._trial = None
         self._rounds = [closed]
-        self._roll_backs = 0
+        self._futile = 0
         smaller = (
             self._config.partition_bytes < self._start.partition_bytes
             or self._config.credit_bytes < self._start.credit_bytes
@@ -197,14 +201,13 @@ class AutoByteTuner(Tuner):
         return len(self._rounds) >= SETTLED_ROUNDS
 
     def _belief(self, situation: Situation, present: StepTime) -> Belief:
-        prediction = self._predictor.predict(situation, self._candidates)
-        rule = self._rule.predict(situation, self._candidates)
-        sure = prediction.spread <= UNSURE
+        gains, spreads = self._predictor.predict(situation, self._candidates)
+        sure = spreads <= UNSURE
+        if not sure.all():
+            rule = self._rule.predict(situation, self._candidates)
+            gains, spreads = np.where(sure, gains, rule.log_speedup), np.where(sure, spreads, rule.spread)
         caution = math.sqrt((TRUSTED + sum(miss**2 for miss in self._misses)) / (TRUSTED + len(self._misses)))
-        prediction = Prediction(
-            np.where(sure, prediction.log_speedup, rule.log_speedup),
-            np.where(sure, prediction.spread, rule.spread) * max(1.0, caution),
-        )
+        prediction = Prediction(gains, spreads * max(1.0, caution))
         measured = {
             config: (math.log(time.speedup_over(present)), math.hypot(time.noise, present.noise))
             for config, time in self._measured.items()
@@ -217,7 +220,7 @@ class AutoByteTuner(Tuner):
         belief = self._belief(situation, present)
         certain = belief.mean - belief.deviation + self._fears
         best = self._largest_of_tied(certain)
-        threshold = THRESHOLD * 2 ** min(self._roll_backs, MAX_DOUBLINGS)
+        threshold = THRESHOLD * self._demand
         if not self._settled:
             threshold += UNSETTLED
         if certain[best] - certain[self._present] > threshold:
@@ -230,6 +233,11 @@ class AutoByteTuner(Tuner):
         if len(self._rounds) >= EXPLORING_ROUNDS:
             return self._explore(belief, situation, present, now)
         return None
+
+    @property
+    def _demand(self) -> float:
+        """Return how much more than usual a trial has to promise."""
+        return float(2 ** min(self._futile, MAX_DOUBLINGS))
 
     @property
     def _present(self) -> int:
@@ -253,7 +261,7 @@ class AutoByteTuner(Tuner):
             and cost(index) <= self._purse_seconds
         ]
         promise, index = max(promising, default=(0.0, 0))
-        if promise <= LEAST_PROMISE * 2**self._roll_backs:
+        if promise <= LEAST_PROMISE * self._demand:
             return None
         return self._switch(index, belief, situation, present, "exploring; ", now)
 
@@ -309,11 +317,10 @@ class AutoByteTuner(Tuner):
         self._trial = None
         if verdict.gain is not None:
             self._learn(trial, verdict.gain, verdict.noise)
+        self._futile = 0 if verdict.gain is not None and verdict.gain > FUTILE_GAIN else self._futile + 1
         if verdict.outcome is Outcome.KEEP:
-            self._roll_backs = 0
             self._change = ""
             return Proposal(config=self._config, reason=f"verified: {verdict.text}")
-        self._roll_backs += 1
         if after is not None:
             self._purse_seconds -= max(0.0, after.seconds - trial.time.seconds) * steps
         return self._put_in_force(trial.before, f"taken back: {verdict.text}")

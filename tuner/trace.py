@@ -63,6 +63,15 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     step_noise: float = 0.01
     estimate_spread: float = 0.1
 
+    def lasting(self, step_seconds: float, least_seconds: float) -> Trace:
+        """Return the trace with so many more steps that the mean phase of such steps lasts as long as this at least."""
+        factor = max(1.0, least_seconds / (step_seconds * self.steps / len(self.phases)))
+        return replace(self, phases=tuple(replace(each, steps=round(each.steps * factor)) for each in self.phases))
+
+    @property
+    def steps(self) -> int:
+        return sum(phase.steps for phase in self.phases)
+
     def timed(self, step_seconds: Sequence[float]) -> Trace:
         """Return the trace with phases that last as long as their steps do if each takes so many seconds."""
         phases = tuple(replace(phase, seconds=phase.steps * each) for phase, each in zip(self.phases, step_seconds))
