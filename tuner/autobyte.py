@@ -53,11 +53,12 @@ UNSETTLED_DOUBT = 0.3
 #: The threshold doubles with each trial in a row that gains less than this, so many times at most.
 FUTILE_GAIN = 0.01
 MAX_DOUBLINGS = 5
-#: Gains that differ by less are a tie.
+#: Gains that differ by less are a tie; before what is known has settled, estimates are still on their way.
 TIE = 0.005
+UNSETTLED_TIE = 0.05
 #: Each power of two by which P is smaller than the start's has to be worth so much: if messages suddenly cost more, the
 #: next steps are ruined.
-FEAR = 0.01
+FEAR = 0.015
 #: A situation is made of so many latest rounds, and a step time of so many.
 SITUATION_ROUNDS = 4
 TIMED_ROUNDS = 10
@@ -244,7 +245,8 @@ class AutoByteTuner(Tuner):
         return self._candidates.index(self._config)
 
     def _largest_of_tied(self, gains: Array) -> int:
-        tied = [index for index, gain in enumerate(gains) if gain >= gains.max() - TIE]
+        tie = TIE if self._settled else UNSETTLED_TIE
+        tied = [index for index, gain in enumerate(gains) if gain >= gains.max() - tie]
         return max(tied, key=lambda index: size_key(self._candidates[index]))
 
     def _explore(self, belief: Belief, situation: Situation, present: StepTime, now: float) -> Optional[Proposal]:
