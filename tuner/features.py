@@ -7,12 +7,12 @@ it delays. Two jobs with equal ratios behave alike, whatever their size.
 Columns come in groups, so that training can tell what each is worth:
 
 ========== =================================================================================================
-prior      what the closed form (:class:`~tuner.predictor.RulePredictor`) expects of the candidate
+flow       what a fluid (:mod:`tuner.pipeline`) expects of the candidate, by priority and first in, first out
 sizes      the candidate's partition and credit against network, model and step
 present    the same of the configuration in force, and how far the candidate is from it
 model      tensors: how many, how large, what part is near the input
 cluster    workers, servers, how unequal they are, computation against communication
-counters   how the present configuration behaves: waits, stalls, use of the wire, step time against the closed form
+counters   how the present configuration behaves: waits, stalls, use of the wire, step time against the fluid's
 doubt      spreads of the estimates, and what is not known at all
 ========== =================================================================================================
 
@@ -21,14 +21,13 @@ What is unknown is replaced by a typical value, and a column of *doubt* says so.
 
 from __future__ import annotations
 
-import math
 from typing import Callable, Mapping, NamedTuple, Optional, Sequence, Union
 
 import numpy as np
 import numpy.typing as npt
 
 from ps.config import CommConfig
-from tuner.predictor import UNKNOWN_LATENCY_SECONDS, RulePredictor, step_seconds
+from tuner.pipeline import Flow, flow, pieces_of
 from tuner.situation import Across, Situation
 
 __all__ = ["GROUPS", "NAMES", "Features", "features", "known"]
@@ -38,11 +37,19 @@ Column = Union[float, Array]
 
 #: Logarithms beyond this are cut: a factor of about 20,000.
 LARGEST = 10.0
-#: A formula's gain or loss beyond this is cut, in the network's input as in what its output is added to.
+#: The fluid's gain or loss beyond this is cut, in the network's input as in what its output is added to.
 LARGEST_PRIOR = 3.0
+#: Assumed where nothing else is known.
+UNKNOWN_LATENCY_SECONDS = 250e-6
 UNKNOWN_SUM_BYTES_PER_SECOND = 4e9
+#: The forward pass computes for this part of the backward pass; what a worker reports of it has waits in it.
+FORWARD_PART = 0.5
+#: A message takes ``(wire ** p + overhead ** p) ** (1 / p)``, and a rate is limited by messages and by credit alike.
+MESSAGE_POWER, RATE_POWER = 1.25, 1.5
 #: A worker's link may be ahead by two partitions, or by this.
 SKEW_BYTES = 1e6
+#: So many tensors are assumed at most where sizes are not known.
+MOST_ASSUMED = 100
 #: Quantiles of the bytes over tensors sorted by size.
 QUANTILES = (0.1, 0.5, 0.9)
 #: Parts of the tensors in forward order, of which the part of the bytes is told.
@@ -50,7 +57,7 @@ PARTS = (0.1, 0.3, 0.5, 0.7, 0.9, 0.95)
 
 
 class Features(NamedTuple):
-    """Of each candidate: its columns, and the closed form's log speedup over the configuration in force."""
+    """Of each candidate: its columns, and the fluid's log speedup over the configuration in force."""
 
     columns: npt.NDArray[np.float32]  #: shape ``(candidates, len(NAMES))``
     prior: npt.NDArray[np.float32]  #: shape ``(candidates,)``
@@ -63,23 +70,43 @@ class _Scales(NamedTuple):
     fan_in: float
     wire_seconds: float  # the model on the wire
     step_seconds: float
+    forward_seconds: float  # computation
+    backward_seconds: float
     latency: float
     overhead: float
     round_trip: float
     server_overhead: float  # of the messages that a server has for each one of a worker
     model_bytes: float
     shard_bytes: float  # the largest thing that can be sent whole
-    sizes: Array  # of tensors, in forward order; empty where unknown
+    sizes: Array  # of tensors, in forward order; all alike where unknown
     tensors: int
 
 
-class _Sizes(NamedTuple):
-    """Partition, credit and fusion of configurations, no larger than what they can apply to."""
+class _Configs(NamedTuple):
+    """Partition, credit and fusion of configurations, no larger than what they can apply to, and how a step flows."""
 
     partition: Array
     credit: Array
     fusion: Array
     whole: Array  # whether the largest shard is sent in one piece
+    messages: Array  # of a worker per step, about
+    rate: Array  # bytes per second
+    flow: Flow
+
+    def take(self, rows: slice) -> _Configs:
+        partition, credit, fusion, whole, messages, rate = (array[rows] for array in self[:6])
+        return _Configs(partition, credit, fusion, whole, messages, rate, Flow(*(array[rows] for array in self.flow)))
+
+
+class _View(NamedTuple):
+    """All that columns are made of."""
+
+    situation: Situation
+    bandwidth: Across
+    overhead: Across
+    scales: _Scales
+    here: _Configs  # what is in force, alone
+    there: _Configs  # the candidates
 
 
 def known(situation: Situation) -> bool:
@@ -100,36 +127,49 @@ def features(situation: Situation, candidates: Sequence[CommConfig]) -> Features
     ValueError
         Too little is known of the situation, see :func:`known`.
     """
-    if not known(situation):
-        raise ValueError("features need model_bytes, step_seconds, bandwidth and overhead")
-    prior = np.clip(RulePredictor().predict(situation, candidates).log_speedup, -LARGEST_PRIOR, LARGEST_PRIOR)
-    scales = _scales(situation)
-    here, there = _sizes([situation.config], scales), _sizes(candidates, scales)
+    view = _view(situation, candidates)
     columns = np.empty((len(candidates), len(NAMES)), np.float32)
     number = 0
     for group in _GROUPS.values():
-        for column in group(situation, scales, here, there, prior).values():
+        for column in group(view).values():
             columns[:, number] = column
             number += 1
     np.clip(columns, -LARGEST, LARGEST, out=columns)
-    return Features(columns, prior.astype(np.float32))
+    return Features(columns, _gain(view).astype(np.float32))
 
 
-def _scales(situation: Situation) -> _Scales:
-    bandwidth, overhead, latency = _across(situation)
-    workers = [rate for rate in situation.worker_bandwidths if rate is not None] or [bandwidth.least]
-    servers = [rate for rate in situation.server_bandwidths if rate is not None] or [bandwidth.least]
+def _view(situation: Situation, candidates: Sequence[CommConfig]) -> _View:
+    bandwidth, overhead = situation.bandwidth_bytes_per_second, situation.overhead_seconds
+    if not known(situation) or bandwidth is None or overhead is None:
+        raise ValueError("features need model_bytes, step_seconds, bandwidth and overhead")
+    scales = _scales(situation, bandwidth, overhead)
+    configs = _configs([situation.config, *candidates], scales, situation)
+    return _View(situation, bandwidth, overhead, scales, configs.take(slice(0, 1)), configs.take(slice(1, None)))
+
+
+def _scales(situation: Situation, bandwidth: Across, overhead: Across) -> _Scales:
+    latency = UNKNOWN_LATENCY_SECONDS if situation.latency_seconds is None else situation.latency_seconds.median
+    workers, servers = _rates(situation, bandwidth)
     fan_in = situation.num_workers / situation.num_servers
     rate = min(min(workers), min(servers) / fan_in)
-    sizes = np.array(situation.tensor_bytes, float)
-    tensors = max(1, situation.tensors, len(sizes))
+    step_seconds = situation.step_seconds or 1.0
+    backward = 0.5 * step_seconds if situation.backward_seconds is None else situation.backward_seconds
     model_bytes = float(situation.model_bytes)
-    largest = sizes.max() if len(sizes) else min(model_bytes, max(0.15 * model_bytes, 3 * model_bytes / tensors))
+    tensors = max(1, situation.tensors, len(situation.tensor_bytes))
+    if situation.tensor_bytes:
+        sizes = np.array(situation.tensor_bytes, float)
+        largest = float(sizes.max())
+    else:
+        count = min(tensors, MOST_ASSUMED)
+        sizes = np.full(count, model_bytes / count)
+        largest = min(model_bytes, max(0.15 * model_bytes, 3 * model_bytes / tensors))
     return _Scales(
         rate=rate,
         fan_in=fan_in,
         wire_seconds=model_bytes / rate,
-        step_seconds=situation.step_seconds or math.inf,
+        step_seconds=step_seconds,
+        forward_seconds=FORWARD_PART * backward,
+        backward_seconds=backward,
         latency=latency,
         overhead=overhead.median,
         round_trip=2 * latency + 2.5 * overhead.median,
@@ -141,31 +181,37 @@ def _scales(situation: Situation) -> _Scales:
     )
 
 
-def _across(situation: Situation) -> tuple[Across, Across, float]:
-    bandwidth, overhead = situation.bandwidth_bytes_per_second, situation.overhead_seconds
-    assert bandwidth is not None and overhead is not None  # known(situation)
-    latency = situation.latency_seconds
-    return bandwidth, overhead, UNKNOWN_LATENCY_SECONDS if latency is None else latency.median
+def _rates(situation: Situation, bandwidth: Across) -> tuple[list[float], list[float]]:
+    """Return the bandwidths of workers and of servers that are known; what is typical where none is."""
+    workers = [rate for rate in situation.worker_bandwidths if rate is not None] or [bandwidth.least]
+    servers = [rate for rate in situation.server_bandwidths if rate is not None] or [bandwidth.least]
+    return workers, servers
 
 
-def _sizes(configs: Sequence[CommConfig], scales: _Scales) -> _Sizes:
-    sizes = np.array([(c.partition_bytes, c.credit_bytes, c.fusion_bytes) for c in configs], float).reshape(-1, 3)
-    partition = np.minimum(sizes[:, 0], scales.shard_bytes)
-    credit = np.clip(sizes[:, 1], partition, max(scales.model_bytes, 1.0))
-    fusion = np.clip(sizes[:, 2], 1.0, scales.model_bytes)
-    return _Sizes(partition, credit, fusion, (sizes[:, 0] >= scales.shard_bytes).astype(float))
+def _configs(configs: Sequence[CommConfig], scales: _Scales, situation: Situation) -> _Configs:
+    asked = np.array([(c.partition_bytes, c.credit_bytes, c.fusion_bytes) for c in configs], float)
+    partition = np.minimum(asked[:, 0], scales.shard_bytes)
+    credit = np.clip(asked[:, 1], partition, scales.model_bytes)
+    fusion = np.clip(asked[:, 2], 1.0, scales.model_bytes)
+    # A shard is cut into so many messages, or shares one with others that are as small.
+    shards = scales.sizes[None, :] / situation.num_servers
+    cut = np.ceil(shards / partition[:, None])
+    shared = np.clip(shards / fusion[:, None], 1 / scales.tensors, 1.0)
+    messages = situation.num_servers * (np.maximum(cut, 1.0) * shared).sum(axis=1)
+    payload = np.minimum(scales.model_bytes / messages, partition)
+    message = _either(payload / scales.rate, scales.server_overhead, MESSAGE_POWER)
+    round_trip = message / 2 + scales.round_trip
+    rate = 1 / _either(message / payload, round_trip / credit, RATE_POWER)
+    delay = 2 * partition / scales.rate + 2 * scales.latency + 4 * scales.server_overhead
+    pieces = pieces_of(scales.sizes, scales.forward_seconds, scales.backward_seconds)
+    whole = (asked[:, 0] >= scales.shard_bytes).astype(float)
+    return _Configs(partition, credit, fusion, whole, messages, rate, flow(pieces, rate, delay))
 
 
-def _messages(scales: _Scales, sizes: _Sizes, num_servers: int) -> Array:
-    """Return about how many messages a worker sends per step."""
-    cut = scales.model_bytes / sizes.partition
-    if not len(scales.sizes):
-        return cut + scales.tensors / 2
-    shards = scales.sizes[None, :] / num_servers
-    small = np.minimum(1.0, np.maximum(shards, 1.0) / sizes.fusion[:, None])  # fused with others
-    per_tensor = np.maximum(np.ceil(shards / sizes.partition[:, None]), 1.0) * np.maximum(small, 1 / scales.tensors)
-    messages: Array = num_servers * per_tensor.sum(axis=1)
-    return messages
+def _either(one: Array, other: Union[float, Array], power: float) -> Array:
+    """Return the sum of both for ``power`` 1, the larger one for a large ``power``, and what lies between."""
+    result: Array = (one**power + other**power) ** (1 / power)
+    return result
 
 
 # --------------------------------------------------------------------------------------------- columns
@@ -177,13 +223,32 @@ def _log(value: Union[float, Array]) -> Array:
     return result
 
 
-def _prior(s: Situation, scales: _Scales, here: _Sizes, there: _Sizes, prior: Array) -> dict[str, Column]:
-    return {"gain": prior, "against_best": prior - prior.max(), "is_best": (prior >= prior.max()).astype(float)}
+def _gain(view: _View) -> Array:
+    """Return the fluid's log speedup of each candidate."""
+    gain: Array = np.log(view.here.flow.by_priority / view.there.flow.by_priority)
+    return np.clip(gain, -LARGEST_PRIOR, LARGEST_PRIOR)
 
 
-def _candidate(s: Situation, scales: _Scales, here: _Sizes, there: _Sizes, prior: Array) -> dict[str, Column]:
-    messages = _messages(scales, there, s.num_servers)
+def _flow(view: _View) -> dict[str, Column]:
+    there, here, scales = view.there, view.here, view.scales
+    gain = _gain(view)
+    return {
+        "gain": gain,
+        "gain_against_best": gain - gain.max(),
+        "gain_in_order": np.clip(np.log(here.flow.in_order / there.flow.in_order), -LARGEST_PRIOR, LARGEST_PRIOR),
+        "order_against_priority": np.log(there.flow.in_order / there.flow.by_priority),
+        "flow_in_step": np.log(there.flow.by_priority / scales.step_seconds),
+        "flow_against_floor": np.log(there.flow.by_priority / max(scales.wire_seconds, _compute(scales))),
+        "left": there.flow.left,
+        "left_in_step": _log(there.flow.left * scales.model_bytes / there.rate / scales.step_seconds),
+        "rate_of_wire": np.log(there.rate / scales.rate),
+    }
+
+
+def _sizes(view: _View) -> dict[str, Column]:
+    s, scales, there = view.situation, view.scales, view.there
     mean_shard = scales.model_bytes / scales.tensors
+    skew = np.maximum(2 * there.partition, SKEW_BYTES)
     return {
         "overhead_in_partitions": _log(scales.overhead * scales.rate / there.partition),
         "server_overhead_in_partitions": _log(scales.server_overhead * scales.rate / there.partition),
@@ -196,18 +261,19 @@ def _candidate(s: Situation, scales: _Scales, here: _Sizes, there: _Sizes, prior
         "credit_in_model": _log(there.credit / scales.model_bytes),
         "partition_wait_in_step": _log(there.partition / scales.rate / scales.step_seconds),
         "credit_wait_in_step": _log(there.credit / scales.rate / scales.step_seconds),
-        "overhead_in_step": _log(messages * scales.overhead / scales.step_seconds),
-        "server_overhead_in_wire": _log(messages * scales.server_overhead / scales.wire_seconds),
+        "overhead_in_step": _log(there.messages * scales.overhead / scales.step_seconds),
+        "server_overhead_in_wire": _log(there.messages * scales.server_overhead / scales.wire_seconds),
         "whole": there.whole,
         # A link fuses no more than its credit, and runs ahead of the slowest by no more than its skew.
         "worker_fusion_in_tensors": _log(np.minimum(there.fusion, there.credit / s.num_servers) / mean_shard),
         "server_fusion_in_tensors": _log(np.minimum(there.fusion, there.credit / s.num_workers) / mean_shard),
-        "skew_in_credit": _log(np.maximum(2 * there.partition, SKEW_BYTES) / there.credit),
-        "skew_wait_in_step": _log(np.maximum(2 * there.partition, SKEW_BYTES) / scales.rate / scales.step_seconds),
+        "skew_in_credit": _log(skew / there.credit),
+        "skew_wait_in_step": _log(skew / scales.rate / scales.step_seconds),
     }
 
 
-def _present(s: Situation, scales: _Scales, here: _Sizes, there: _Sizes, prior: Array) -> dict[str, Column]:
+def _present(view: _View) -> dict[str, Column]:
+    scales, here, there = view.scales, view.here, view.there
     return {
         "partition_change": _log(there.partition / here.partition),
         "credit_change": _log(there.credit / here.credit),
@@ -219,28 +285,26 @@ def _present(s: Situation, scales: _Scales, here: _Sizes, there: _Sizes, prior: 
     }
 
 
-def _model(s: Situation, scales: _Scales, here: _Sizes, there: _Sizes, prior: Array) -> dict[str, Column]:
+def _model(view: _View) -> dict[str, Column]:
+    scales, there = view.scales, view.there
     columns: dict[str, Column] = {"tensors": _log(scales.tensors)}
-    sizes = scales.sizes
-    if not len(sizes):
-        sizes = np.full(min(scales.tensors, 1000), scales.model_bytes / scales.tensors)
-    ordered = np.sort(sizes)
-    shares = np.cumsum(ordered) / ordered.sum()
+    ordered = np.sort(scales.sizes)
+    shares = np.cumsum(ordered) / scales.model_bytes
     for quantile in QUANTILES:
-        size = ordered[np.searchsorted(shares, quantile)] / s.num_servers
+        size = ordered[min(int(np.searchsorted(shares, quantile)), len(ordered) - 1)] / view.situation.num_servers
         columns[f"shard_{quantile:.0%}_in_partitions"] = _log(size / there.partition)
-    columns["largest_in_model"] = _log(scales.shard_bytes * s.num_servers / scales.model_bytes)
-    sums = np.cumsum(sizes) / sizes.sum()
+    columns["largest_in_model"] = _log(ordered[-1] / scales.model_bytes)
+    columns["largest_at"] = float(scales.sizes.argmax() / len(ordered))
+    sums = np.cumsum(scales.sizes) / scales.model_bytes
     for part in PARTS:
-        columns[f"bytes_in_first_{part:.0%}"] = float(sums[int(part * (len(sizes) - 1))])
+        columns[f"bytes_in_first_{part:.0%}"] = float(sums[int(part * (len(ordered) - 1))])
     return columns
 
 
-def _cluster(s: Situation, scales: _Scales, here: _Sizes, there: _Sizes, prior: Array) -> dict[str, Column]:
-    bandwidth, overhead, _ = _across(s)
-    workers = [rate for rate in s.worker_bandwidths if rate is not None] or [bandwidth.median]
-    servers = [rate for rate in s.server_bandwidths if rate is not None] or [bandwidth.median]
-    compute = _compute_seconds(s)
+def _cluster(view: _View) -> dict[str, Column]:
+    s, scales = view.situation, view.scales
+    workers, servers = _rates(s, view.bandwidth)
+    compute = _compute(scales)
     summing = scales.model_bytes * scales.fan_in / (s.sum_bytes_per_second or UNKNOWN_SUM_BYTES_PER_SECOND)
     return {
         "workers": _log(s.num_workers),
@@ -249,39 +313,40 @@ def _cluster(s: Situation, scales: _Scales, here: _Sizes, there: _Sizes, prior: 
         "slowest_worker": _log(min(workers) / float(np.median(workers))),
         "slowest_server": _log(min(servers) / float(np.median(servers))),
         "server_bound": _log(min(servers) / scales.fan_in / min(workers)),
-        "dearest_messages": _log(overhead.most / overhead.median),
+        "dearest_messages": _log(view.overhead.most / view.overhead.median),
         "wire_in_step": _log(scales.wire_seconds / scales.step_seconds),
         "latency_in_step": _log(scales.latency / scales.step_seconds),
         "latency_in_overheads": _log(scales.latency / scales.overhead),
         "overhead_of_step": _log(scales.overhead / scales.step_seconds),
         "compute_in_step": _log(compute / scales.step_seconds),
         "compute_against_wire": _log(compute / scales.wire_seconds),
-        "forward_part": (s.forward_seconds or compute / 3) / compute,
         "summing_in_step": _log(summing / scales.step_seconds),
         "summing_against_wire": _log(summing / scales.wire_seconds),
     }
 
 
-def _counters(s: Situation, scales: _Scales, here: _Sizes, there: _Sizes, prior: Array) -> dict[str, Column]:
-    expected = step_seconds(s, s.config) or scales.step_seconds
-    floor = max(scales.wire_seconds, _compute_seconds(s))
+def _counters(view: _View) -> dict[str, Column]:
+    s, scales, here = view.situation, view.scales, view.here
+    ack = _or(s.ack_seconds, 2 * scales.round_trip)
     return {
-        "step_against_form": _log(scales.step_seconds / expected),
-        "step_against_floor": _log(scales.step_seconds / floor),
+        "step_against_flow": _log(scales.step_seconds / here.flow.by_priority[0]),
+        "step_against_flow_in_order": _log(scales.step_seconds / here.flow.in_order[0]),
+        "step_against_floor": _log(scales.step_seconds / max(scales.wire_seconds, _compute(scales))),
+        "forward_in_step": _or(s.forward_seconds, 0.5 * scales.step_seconds) / scales.step_seconds,
         "queue_wait_in_step": _log(_or(s.queue_wait_seconds, 0.1 * scales.step_seconds) / scales.step_seconds),
         "credit_stall": _or(s.credit_stall, 0.3),
-        "ack_in_round_trips": _log(_or(s.ack_seconds, 2 * scales.round_trip) / scales.round_trip),
-        "ack_in_credits": _log(_or(s.ack_seconds, 2 * scales.round_trip) * scales.rate / here.credit[0]),
+        "ack_in_round_trips": _log(ack / scales.round_trip),
+        "ack_in_credits": _log(ack * scales.rate / here.credit[0]),
         "worker_use": _log(_or(s.worker_use, 0.5)),
         "server_use": _log(_or(s.server_use, 0.5)),
     }
 
 
-def _doubt(s: Situation, scales: _Scales, here: _Sizes, there: _Sizes, prior: Array) -> dict[str, Column]:
-    bandwidth, overhead, _ = _across(s)
+def _doubt(view: _View) -> dict[str, Column]:
+    s = view.situation
     return {
-        "bandwidth_spread": bandwidth.spread,
-        "overhead_spread": overhead.spread,
+        "bandwidth_spread": view.bandwidth.spread,
+        "overhead_spread": view.overhead.spread,
         "latency_spread": 0.5 if s.latency_seconds is None else s.latency_seconds.spread,
         "no_latency": float(s.latency_seconds is None),
         "no_compute": float(s.forward_seconds is None or s.backward_seconds is None),
@@ -290,21 +355,17 @@ def _doubt(s: Situation, scales: _Scales, here: _Sizes, there: _Sizes, prior: Ar
     }
 
 
-def _compute_seconds(s: Situation) -> float:
-    """Return the time of both passes; half of the step where workers cannot tell."""
-    if s.forward_seconds is None or s.backward_seconds is None:
-        return 0.5 * (s.step_seconds or 1.0)
-    return max(s.forward_seconds + s.backward_seconds, 1e-9)
+def _compute(scales: _Scales) -> float:
+    return max(scales.forward_seconds + scales.backward_seconds, 1e-9)
 
 
 def _or(value: Optional[float], typical: float) -> float:
     return typical if value is None else value
 
 
-_Group = Callable[[Situation, _Scales, _Sizes, _Sizes, Array], "dict[str, Column]"]
-_GROUPS: Mapping[str, _Group] = {
-    "prior": _prior,
-    "sizes": _candidate,
+_GROUPS: Mapping[str, Callable[[_View], dict[str, Column]]] = {
+    "flow": _flow,
+    "sizes": _sizes,
     "present": _present,
     "model": _model,
     "cluster": _cluster,
@@ -315,19 +376,17 @@ _GROUPS: Mapping[str, _Group] = {
 
 def _layout() -> dict[str, tuple[str, ...]]:
     """Return the names of the columns of each group, which any situation tells."""
-    bandwidth, overhead = Across(1e9, 1e9, 1e9), Across(1e-4, 1e-4, 1e-4)
     situation = Situation(
         config=CommConfig(),
         num_workers=1,
         num_servers=1,
         model_bytes=1 << 20,
         step_seconds=1.0,
-        bandwidth_bytes_per_second=bandwidth,
-        overhead_seconds=overhead,
+        bandwidth_bytes_per_second=Across(1e9, 1e9, 1e9),
+        overhead_seconds=Across(1e-4, 1e-4, 1e-4),
     )
-    scales = _scales(situation)
-    sizes = _sizes([situation.config], scales)
-    return {name: tuple(group(situation, scales, sizes, sizes, np.zeros(1))) for name, group in _GROUPS.items()}
+    view = _view(situation, [situation.config])
+    return {name: tuple(group(view)) for name, group in _GROUPS.items()}
 
 
 #: The columns by group, in their order.

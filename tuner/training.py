@@ -1,7 +1,7 @@
 """Trains the meta-network and says how good it is, beside everything else that could choose.
 
-``python -m tuner.training DATA... --output tuner/data/metanet.npz`` fits the ensemble to all scenarios that are not held
-out, and writes it with its hash. On the held-out ones (models or sizes of clusters that it has not seen, with all
+``python -m tuner.training DATA... --output tuner/data/metanet.npz`` fits the ensemble to all scenarios that are not
+held out, and writes it with its hash. On the held-out ones (models or sizes of clusters that it has not seen, with all
 candidates) it measures the *regret*: by how much of the fastest candidate's step time the chosen one is slower.
 ``--report`` writes all figures as JSON, ``--document`` the tables into a document, between the lines
 ``<!-- figures -->`` and ``<!-- end -->``.
@@ -65,7 +65,7 @@ def sample_of(examples: Examples, scaling: Scaling, without: Optional[str] = Non
     inputs = (examples.columns - scaling.mean) / scaling.deviation
     if without is not None:
         inputs[..., [NAMES.index(name) for name in GROUPS[without]]] = 0
-    prior = 0 * examples.prior if without == "prior" else -examples.prior
+    prior = 0 * examples.prior if without == "flow" else -examples.prior
     return Sample(inputs, prior, examples.log_seconds)
 
 
@@ -161,7 +161,7 @@ def report_of(data: DataSet, train_on: Examples, test: Examples, network: MetaNe
         "meta-network": predicted(network.ensemble, sample_of(test, network.scaling))[0].mean(axis=0),
         "boosted trees": boosted_trees(train_on, test, seed),
         "Gaussian process": gaussian_process(train_on, test, seed),
-        "closed form": -test.prior,
+        "fluid": -test.prior,
     }
     choices = {name: chosen(test, score) for name, score in scores.items()}
     configs = data.candidates()
@@ -170,7 +170,7 @@ def report_of(data: DataSet, train_on: Examples, test: Examples, network: MetaNe
     choices.update((name, np.full_like(test.rule, choice)) for name, choice in fixed.items())
     choices["keep what is in force"] = test.present
     kinds = held_out(test, data)
-    groups = by_group(data, test, {name: choices[name] for name in ("meta-network", "rule", "closed form")})
+    groups = by_group(data, test, {name: choices[name] for name in ("meta-network", "rule", "fluid")})
     erring = [row for row in groups if row["rule"] > RULE_ERRS]
     return {
         "scenarios": {"train": len(set(train_on.scenario)), "test": len(set(test.scenario))},
@@ -228,10 +228,10 @@ def document_of(report: dict[str, Any]) -> str:
             table(report["ablations"]),
             "",
         ]
-    parts += ["**Mean regret by groups of conditions**", "", "| | | examples | meta-network | rule | closed form |"]
+    parts += ["**Mean regret by groups of conditions**", "", "| | | examples | meta-network | rule | fluid |"]
     parts += ["|---|---|---|---|---|---|"]
     for row in report["groups"]:
-        means = " | ".join(f"{100 * row[name]:.2f} %" for name in ("meta-network", "rule", "closed form"))
+        means = " | ".join(f"{100 * row[name]:.2f} %" for name in ("meta-network", "rule", "fluid"))
         parts.append(f"| {row['way']} | {row['group']} | {row['examples']} | {means} |")
     return "\n".join(parts)
 
