@@ -50,7 +50,7 @@ class Recipe(NamedTuple):
     """How the ensemble is built and fitted."""
 
     members: int = 5
-    widths: tuple[int, ...] = (64, 48)
+    widths: tuple[int, ...] = (96, 64)
     epochs: int = 30
     batch: int = 64  #: scenarios
     rate: float = 2e-3
