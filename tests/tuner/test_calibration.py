@@ -56,8 +56,8 @@ def measured(configs: list[CommConfig], noise: float = 0.0) -> Iterator[Measurem
 
 def test_known_parameters_come_back() -> None:
     found = calibrate(MODEL, 2, 2, list(measured(CONFIGS)), START, LOOSE)
-    assert max(map(abs, found.step_errors)) < 0.01
-    assert found.parameters.compute_factor == pytest.approx(TRUTH.compute_factor, rel=0.03)
+    assert max(map(abs, found.step_errors)) < 0.02
+    assert found.parameters.compute_factor == pytest.approx(TRUTH.compute_factor, rel=0.04)
     assert found.parameters.bandwidth_bytes_per_second == pytest.approx(TRUTH.bandwidth_bytes_per_second, rel=0.03)
     assert found.parameters.overhead_seconds == pytest.approx(TRUTH.overhead_seconds, rel=0.15)
     assert found.parameters.latency_seconds == pytest.approx(TRUTH.latency_seconds, rel=0.3)
@@ -68,7 +68,7 @@ def test_what_was_not_measured_is_predicted_from_noisy_measurements() -> None:
     found = calibrate(MODEL, 2, 2, list(measured(CONFIGS, noise=0.01)), START, LOOSE)
     for truth in measured([CommConfig(partition_bytes=128 * KIB, credit_bytes=MIB), CommConfig(partition_bytes=MIB)]):
         simulated = simulate_compiled(found.profile, found.conditions, truth.config)
-        assert simulated.step_seconds == pytest.approx(truth.step_seconds, rel=0.03)
+        assert simulated.step_seconds == pytest.approx(truth.step_seconds, rel=0.05)
 
 
 def test_what_is_certain_stays() -> None:

@@ -36,21 +36,22 @@ def uniform(
 @pytest.mark.parametrize(
     ("num_workers", "num_servers", "seconds"),
     [
-        (1, 1, 0.8),  # 100 MB at 125 MB/s; answers flow the other way at the same time
-        (2, 2, 0.8),
-        (2, 1, 1.6),  # the server receives 200 MB
-        (1, 4, 0.8),
-        (4, 2, 1.6),
+        (1, 1, 0.2),  # 25 MB at 125 MB/s; answers flow the other way at the same time
+        (2, 2, 0.2),
+        (2, 1, 0.4),  # the server receives 50 MB
+        (1, 4, 0.2),
+        (4, 2, 0.4),
     ],
 )
 def test_a_step_without_computation_takes_the_ideal_of_the_wire(
     num_workers: int, num_servers: int, seconds: float
 ) -> None:
     """A server that answers more workers than there are servers has as much more credit: see the next test."""
-    server = CommConfig(credit_bytes=4 * MIB * max(1, num_workers // num_servers))
-    configs = [CommConfig()] * num_workers + [server] * num_servers
-    simulated = simulate(model(*[10_000_000] * 10), uniform(num_workers, num_servers, GIGABIT, 50e-6), configs)
-    assert seconds < simulated.step_seconds < 1.03 * seconds
+    worker = CommConfig(partition_bytes=128 * KIB, credit_bytes=MIB)
+    server = CommConfig(partition_bytes=128 * KIB, credit_bytes=MIB * max(1, num_workers // num_servers))
+    configs = [worker] * num_workers + [server] * num_servers
+    simulated = simulate(model(*[2_500_000] * 10), uniform(num_workers, num_servers, GIGABIT, 50e-6), configs)
+    assert seconds < simulated.step_seconds < 1.04 * seconds
 
 
 def test_a_server_with_the_credit_of_one_of_its_two_workers_answers_at_half_the_rate_while_they_push() -> None:
