@@ -113,7 +113,8 @@ class MetaNetwork:
         explained = np.einsum("mkw,mnw->mnk", self._explained, change)
         shared = (change**2).sum(axis=-1) - (explained**2).sum(axis=-1)
         slack = self.scaling.slack**2 * np.maximum(shared, 0).mean(axis=0)
-        return Prediction(by_member.mean(axis=0), np.sqrt(spread**2 + slack))
+        others = np.array([candidate != situation.config for candidate in candidates])
+        return Prediction(others * by_member.mean(axis=0), others * np.sqrt(spread**2 + slack))
 
     def _changes(self, situation: Situation, candidates: Sequence[CommConfig]) -> tuple[Array, npt.NDArray[np.float64]]:
         """Return the closed form's gains, and how the last hidden layer differs from that of what is in force."""
