@@ -45,11 +45,11 @@ __all__ = ["AutoByteTuner"]
 UNSURE = 0.25
 #: A switch needs a gain of so much that is nearly certain ...
 THRESHOLD = 0.01
-#: ... and this much more before so many rounds have settled what is known. What is measured until then may be of
-#: before the change: it is doubted by UNSETTLED_DOUBT, and no verdict is based on it.
+#: ... and this much more when conditions have changed less than so many rounds ago. What is measured until then may be
+#: partly of before the change: it is doubted by UNSETTLED_DOUBT.
 UNSETTLED = 0.05
 SETTLED_ROUNDS = 2
-UNSETTLED_DOUBT = 0.3
+UNSETTLED_DOUBT = 0.08
 #: The threshold doubles with each trial in a row that gains less than this, so many times at most.
 FUTILE_GAIN = 0.01
 MAX_DOUBLINGS = 5
@@ -67,7 +67,7 @@ LEAST_NOISE = 0.005
 #: What was measured before a change is doubted by this part of the change (of the logarithm).
 DOUBT = 0.5
 #: With more doubt than this a trial says nothing, and is no trial any more; nor is such a measurement kept.
-MOST_DOUBT = 0.1
+MOST_DOUBT = 0.15
 FORGOTTEN = 0.5
 #: The predictor is trusted as if it had been right so many times before.
 TRUSTED = 4.0
@@ -76,10 +76,13 @@ TRUSTED = 4.0
 EXPLORING_ROUNDS = 4
 #: A trial is worth it when the expected gain, were it kept if it is one, is above this ...
 LEAST_PROMISE = 0.003
-#: ... and may lose this much at worst (two deviations below the mean).
+#: ... and is not likely to lose more than this (one deviation below the mean).
 MOST_RISK = math.log(1.1)
-#: The part of all time that trials may lose, and how much may be saved up, in seconds.
+#: What trials may lose: so many seconds at the start, and this part of all time; a verified gain adds what it saves in
+#: so many seconds. So much may be saved up.
+FIRST_PURSE_SECONDS = 0.3
 PURSE_RATE = 0.01
+GAIN_SECONDS = 3.0
 MAX_PURSE_SECONDS = 30.0
 #: A trial that loses is over after about so many rounds.
 TRIAL_ROUNDS = 3
@@ -130,10 +133,11 @@ class AutoByteTuner(Tuner):
         self._retreat = False
         self._resume: Optional[CommConfig] = None  # what an earlier run of the job has ended with
         self._futile = 0  # trials in a row that brought nothing
-        self._purse_seconds = 0.0
+        self._purse_seconds = FIRST_PURSE_SECONDS
         self._samples: list[Sample] = []
         self._misses: list[float] = []  # how far each prediction was off, in its own spreads
         self._now: Optional[float] = None
+        self._began = False
         self._heard = False  # whether a round has closed since the last search
 
     def observe(self, observations: Sequence[Observation]) -> None:
@@ -147,6 +151,9 @@ class AutoByteTuner(Tuner):
         situation, present = self._situation(), self._time()
         if situation is None or present is None or not self._heard:
             return None
+        self._began = self._began or self._settled
+        if not self._began:
+            return None  # the first steps of a job are like no others
         self._heard = False
         return self._search(situation, present, now)
 
@@ -255,10 +262,11 @@ class AutoByteTuner(Tuner):
             loss = max(0.0, belief.deviation[index] - belief.mean[index])
             return float(loss) * TRIAL_ROUNDS * max(1.0, present.seconds)
 
+        worth = belief.mean + self._fears - self._fears[self._present]
         promising = [
-            (expected_gain(float(belief.mean[index]), float(belief.deviation[index])), index)
+            (expected_gain(float(worth[index]), float(belief.deviation[index])), index)
             for index, candidate in enumerate(self._candidates)
-            if belief.mean[index] - 2 * belief.deviation[index] > -MOST_RISK
+            if belief.mean[index] - belief.deviation[index] > -MOST_RISK
             and _not_far_below(candidate, self._config)
             and cost(index) <= self._purse_seconds
         ]
@@ -279,8 +287,7 @@ class AutoByteTuner(Tuner):
         self, index: int, belief: Belief, situation: Situation, present: StepTime, why: str, now: float
     ) -> Proposal:
         config, gain, spread = self._candidates[index], float(belief.mean[index]), float(belief.deviation[index])
-        if self._settled:
-            self._trial = Trial(self._config, config, present, situation, gain, spread, now)
+        self._trial = Trial(self._config, config, present, situation, gain, spread, now)
         return self._put_in_force(config, f"{why}gain {gain:+.1%} ± {spread:.1%} expected", gain)
 
     def _go_up(self) -> Proposal:
@@ -317,9 +324,13 @@ class AutoByteTuner(Tuner):
         if verdict is None:
             return None
         self._trial = None
-        if verdict.gain is not None:
+        if verdict.gain is not None and not trial.doubtful:
             self._learn(trial, verdict.gain, verdict.noise)
-        self._futile = 0 if verdict.gain is not None and verdict.gain > FUTILE_GAIN else self._futile + 1
+        if verdict.gain is not None and verdict.gain > FUTILE_GAIN:
+            self._futile = 0
+            self._purse_seconds += GAIN_SECONDS * verdict.gain
+        elif not trial.doubtful:
+            self._futile += 1
         if verdict.outcome is Outcome.KEEP:
             self._change = ""
             return Proposal(config=self._config, reason=f"verified: {verdict.text}")

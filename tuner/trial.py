@@ -2,7 +2,10 @@
 
 Too small is ruinous and too large is mild, so the verdict leans: an obvious loss ends a trial after one round, a loss
 above noise after :data:`VERDICT_ROUNDS`; what is no faster and smaller goes back, what is no slower and larger stays.
-A trial whose conditions have changed meanwhile is judged with as much doubt as they have changed.
+
+The steps before are doubtful where conditions had only just changed, or have changed a little since. Then a trial has
+to show half of the gain that was expected of it; otherwise it goes back, and what comes after is compared with better
+knowledge.
 """
 
 from __future__ import annotations
@@ -26,6 +29,8 @@ MOST_ROUNDS = 6
 OBVIOUS_LOSS = math.log(1.2)
 #: A loss counts when it is above this, and above twice its own noise.
 LEAST_LOSS = 0.01
+#: A step time with more noise than this is doubtful.
+DOUBTFUL = 0.05
 #: A trial in which no step ends for this long, in seconds or in steps as they were, is ended.
 SILENT_SECONDS = 10.0
 SILENT_STEPS = 10
@@ -58,6 +63,11 @@ class Trial(NamedTuple):
     spread: float
     began: float
 
+    @property
+    def doubtful(self) -> bool:
+        """Whether the steps before are a poor measure."""
+        return self.time.noise > DOUBTFUL
+
     def verdict(self, after: Optional[StepTime], rounds: int, steps: int, now: float) -> Optional[Verdict]:
         """Return the verdict on ``steps`` in so many rounds; None while it is too early for one."""
         if after is None:
@@ -75,6 +85,9 @@ class Trial(NamedTuple):
             return None
         if gain < -max(LEAST_LOSS, 2 * noise):
             return back
+        if self.doubtful:
+            outcome = Outcome.KEEP if gain > self.predicted / 2 else Outcome.GO_BACK
+            return Verdict(outcome, f"{text}, against few steps", gain, noise)
         if gain - 2 * noise < -LEAST_LOSS and rounds < MOST_ROUNDS:
             return None
         if gain < 0 and size_key(self.config) < size_key(self.before):
