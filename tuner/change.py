@@ -21,12 +21,13 @@ from tuner.situation import Across, Situation
 __all__ = ["Cusum", "Watch"]
 
 #: The baseline is the median of so many first values.
-BASELINE_VALUES = 3
+BASELINE_VALUES = 8
 #: Of a signal's spread, so many times are tolerated, and so many times make an alarm.
 TOLERATED_SPREADS = 1.0
-ALARM_SPREADS = 3.0
-#: The scatter of a signal is learned from so many latest values.
+ALARM_SPREADS = 4.0
+#: The scatter of a signal is learned from so many latest differences.
 SCATTER_VALUES = 12
+LEAST_DIFFERENCES = 3
 
 
 class Cusum:
@@ -49,12 +50,13 @@ class Cusum:
     def __init__(self, tolerance: float, limit: float) -> None:
         self._tolerance = tolerance
         self._limit = limit
+        self._differences: list[float] = []  # from one value to the next; a restart does not change how they scatter
         self.restart()
 
     def restart(self, expected: Optional[float] = None) -> None:
         """Begin anew: the baseline is what is expected, or the next values where nothing is."""
         self._first: list[float] = [] if expected is None else [math.log(expected)]
-        self._latest: list[float] = []
+        self._last: Optional[float] = None
         self._above = self._below = 0.0
 
     def add(self, value: float, spread: float = 0.0) -> Optional[float]:
@@ -66,6 +68,7 @@ class Cusum:
             The ratio of the value to the baseline at an alarm, after which the signal begins anew with this value.
         """
         logarithm = math.log(value)
+        last, self._last = self._last, logarithm
         if not self._first:
             self._first.append(logarithm)
             return None
@@ -78,18 +81,19 @@ class Cusum:
         if max(self._above, self._below) > max(self._limit, ALARM_SPREADS * spread):
             self.restart()
             self._first.append(logarithm)
+            self._last = logarithm
             return math.exp(difference)
         if len(self._first) < BASELINE_VALUES:
             self._first.append(logarithm)
-        self._latest = [*self._latest, logarithm][-SCATTER_VALUES:]
+        if last is not None:
+            self._differences = [*self._differences, abs(logarithm - last)][-SCATTER_VALUES:]
         return None
 
     def _scatter(self) -> float:
-        """Return the spread of single values, from how they differ from one to the next."""
-        if len(self._latest) < BASELINE_VALUES:
+        """Return the spread of single values."""
+        if len(self._differences) < LEAST_DIFFERENCES:
             return 0.0
-        differences = [abs(now - before) for before, now in zip(self._latest, self._latest[1:])]
-        return 1.4826 * statistics.median(differences) / math.sqrt(2)
+        return 1.4826 * statistics.median(self._differences) / math.sqrt(2)
 
 
 def _median(across: Optional[Across]) -> tuple[Optional[float], float]:

@@ -187,9 +187,10 @@ class _Player:
         end = math.inf if phase.seconds is None else self._now + phase.seconds
         steps = phase.steps if phase.seconds is None else math.inf
         done = 0
+        simulated = self._times.of(phase.conditions, self._config)
         while done < steps and self._now < end:
-            self._switch(self._now)
-            simulated = self._times.of(phase.conditions, self._config)
+            if self._switch(self._now):
+                simulated = self._times.of(phase.conditions, self._config)
             noise = math.exp(self._steps_rng.normal() * self._trace.step_noise)
             seconds = simulated.step_seconds * noise
             self._steps.append(seconds)
@@ -200,15 +201,16 @@ class _Player:
             self._count(seconds)
             done += 1
 
-    def _switch(self, now: float) -> None:
-        """Before a step: put in force what was decided long enough ago."""
+    def _switch(self, now: float) -> bool:
+        """Before a step: put in force what was decided long enough ago; return whether there is something."""
         if self._decided is None or now < self._decided[0]:
-            return
+            return False
         self._config, self._decided = self._decided[1], None
         self._to_drop = STEPS_LOST_BY_SWITCH
         self._window.clear()
         self._configs.append(self._config)
         self._decisions[-1] = self._decisions[-1]._replace(step=len(self._steps))
+        return True
 
     def _count(self, seconds: float) -> None:
         if self._to_drop:
