@@ -21,12 +21,14 @@ What is unknown is replaced by a typical value, and a column of *doubt* says so.
 
 from __future__ import annotations
 
+import functools
 from typing import Callable, Mapping, NamedTuple, Optional, Sequence, Union
 
 import numpy as np
 import numpy.typing as npt
 
 from ps.config import CommConfig
+from ps.placement import Placement
 from tuner.pipeline import Flow, flow, pieces_of
 from tuner.situation import Across, Situation
 
@@ -77,9 +79,18 @@ class _Scales(NamedTuple):
     round_trip: float
     server_overhead: float  # of the messages that a server has for each one of a worker
     model_bytes: float
-    shard_bytes: float  # the largest thing that can be sent whole
+    shards: _Shards
     sizes: Array  # of tensors, in forward order; all alike where unknown
     tensors: int
+
+
+class _Shards(NamedTuple):
+    """How the tensors lie on the servers: what is queued and cut are shards."""
+
+    size_bytes: Array  # of the shards of each tensor, which are alike
+    per_tensor: Array  # how many
+    largest_bytes: float
+    most_loaded: float  # part of the model on the server with the most
 
 
 class _Configs(NamedTuple):
@@ -89,13 +100,15 @@ class _Configs(NamedTuple):
     credit: Array
     fusion: Array
     whole: Array  # whether the largest shard is sent in one piece
-    messages: Array  # of a worker per step, about
+    partitions: Array  # of a worker per step
+    messages: Array  # the same where small ones are joined
     rate: Array  # bytes per second
     flow: Flow
 
     def take(self, rows: slice) -> _Configs:
-        partition, credit, fusion, whole, messages, rate = (array[rows] for array in self[:6])
-        return _Configs(partition, credit, fusion, whole, messages, rate, Flow(*(array[rows] for array in self.flow)))
+        partition, credit, fusion, whole, partitions, messages, rate = (array[rows] for array in self[:7])
+        flow = Flow(*(array[rows] for array in self.flow))
+        return _Configs(partition, credit, fusion, whole, partitions, messages, rate, flow)
 
 
 class _View(NamedTuple):
@@ -151,18 +164,16 @@ def _scales(situation: Situation, bandwidth: Across, overhead: Across) -> _Scale
     latency = UNKNOWN_LATENCY_SECONDS if situation.latency_seconds is None else situation.latency_seconds.median
     workers, servers = _rates(situation, bandwidth)
     fan_in = situation.num_workers / situation.num_servers
-    rate = min(min(workers), min(servers) / fan_in)
     step_seconds = situation.step_seconds or 1.0
     backward = 0.5 * step_seconds if situation.backward_seconds is None else situation.backward_seconds
     model_bytes = float(situation.model_bytes)
     tensors = max(1, situation.tensors, len(situation.tensor_bytes))
-    if situation.tensor_bytes:
-        sizes = np.array(situation.tensor_bytes, float)
-        largest = float(sizes.max())
-    else:
+    tensor_bytes = situation.tensor_bytes
+    if not tensor_bytes:
         count = min(tensors, MOST_ASSUMED)
-        sizes = np.full(count, model_bytes / count)
-        largest = min(model_bytes, max(0.15 * model_bytes, 3 * model_bytes / tensors))
+        tensor_bytes = (max(1, situation.model_bytes // count),) * count
+    shards = _shards(tensor_bytes, situation.num_servers)
+    rate = min(min(workers), min(servers) / (shards.most_loaded * situation.num_workers))
     return _Scales(
         rate=rate,
         fan_in=fan_in,
@@ -175,10 +186,19 @@ def _scales(situation: Situation, bandwidth: Across, overhead: Across) -> _Scale
         round_trip=2 * latency + 2.5 * overhead.median,
         server_overhead=max(1.0, fan_in) * overhead.median,
         model_bytes=model_bytes,
-        shard_bytes=largest / situation.num_servers,
-        sizes=sizes,
+        shards=shards,
+        sizes=np.array(tensor_bytes, float),
         tensors=tensors,
     )
+
+
+@functools.lru_cache(maxsize=8)
+def _shards(tensor_bytes: tuple[int, ...], num_servers: int) -> _Shards:
+    placement = Placement(num_servers)
+    counts = np.array([len(placement.place(max(1, size), 1)) for size in tensor_bytes], float)
+    sizes = np.maximum(1, np.array(tensor_bytes, float)) / counts
+    most_loaded = max(placement.load_bytes) / sum(placement.load_bytes)
+    return _Shards(sizes, counts, float(sizes.max()), most_loaded)
 
 
 def _rates(situation: Situation, bandwidth: Across) -> tuple[list[float], list[float]]:
@@ -190,22 +210,23 @@ def _rates(situation: Situation, bandwidth: Across) -> tuple[list[float], list[f
 
 def _configs(configs: Sequence[CommConfig], scales: _Scales, situation: Situation) -> _Configs:
     asked = np.array([(c.partition_bytes, c.credit_bytes, c.fusion_bytes) for c in configs], float)
-    partition = np.minimum(asked[:, 0], scales.shard_bytes)
+    shards = scales.shards
+    partition = np.minimum(asked[:, 0], shards.largest_bytes)
     credit = np.clip(asked[:, 1], partition, scales.model_bytes)
     fusion = np.clip(asked[:, 2], 1.0, scales.model_bytes)
-    # A shard is cut into so many messages, or shares one with others that are as small.
-    shards = scales.sizes[None, :] / situation.num_servers
-    cut = np.ceil(shards / partition[:, None])
-    shared = np.clip(shards / fusion[:, None], 1 / scales.tensors, 1.0)
-    messages = situation.num_servers * (np.maximum(cut, 1.0) * shared).sum(axis=1)
+    # A shard is cut into so many partitions, or shares a message with others that are as small.
+    cut = np.ceil(shards.size_bytes / partition[:, None])
+    shared = np.clip(shards.size_bytes / fusion[:, None], 1 / scales.tensors, 1.0)
+    partitions = cut @ shards.per_tensor
+    messages = (cut * shared) @ shards.per_tensor
     payload = np.minimum(scales.model_bytes / messages, partition)
     message = _either(payload / scales.rate, scales.server_overhead, MESSAGE_POWER)
     round_trip = message / 2 + scales.round_trip
     rate = 1 / _either(message / payload, round_trip / credit, RATE_POWER)
     delay = 2 * partition / scales.rate + 2 * scales.latency + 4 * scales.server_overhead
     pieces = pieces_of(scales.sizes, scales.forward_seconds, scales.backward_seconds)
-    whole = (asked[:, 0] >= scales.shard_bytes).astype(float)
-    return _Configs(partition, credit, fusion, whole, messages, rate, flow(pieces, rate, delay))
+    whole = (asked[:, 0] >= shards.largest_bytes).astype(float)
+    return _Configs(partition, credit, fusion, whole, partitions, messages, rate, flow(pieces, rate, delay))
 
 
 def _either(one: Array, other: Union[float, Array], power: float) -> Array:
@@ -247,7 +268,7 @@ def _flow(view: _View) -> dict[str, Column]:
 
 def _sizes(view: _View) -> dict[str, Column]:
     s, scales, there = view.situation, view.scales, view.there
-    mean_shard = scales.model_bytes / scales.tensors
+    mean_shard = scales.model_bytes / scales.shards.per_tensor.sum()
     skew = np.maximum(2 * there.partition, SKEW_BYTES)
     return {
         "overhead_in_partitions": _log(scales.overhead * scales.rate / there.partition),
@@ -263,6 +284,9 @@ def _sizes(view: _View) -> dict[str, Column]:
         "credit_wait_in_step": _log(there.credit / scales.rate / scales.step_seconds),
         "overhead_in_step": _log(there.messages * scales.overhead / scales.step_seconds),
         "server_overhead_in_wire": _log(there.messages * scales.server_overhead / scales.wire_seconds),
+        "payload_in_partitions": _log(scales.model_bytes / there.messages / there.partition),
+        "shards_in_partitions": _log(there.partitions / scales.shards.per_tensor.sum()),
+        "bytes_whole": (scales.shards.size_bytes <= there.partition[:, None]) @ scales.sizes / scales.model_bytes,
         "whole": there.whole,
         # A link fuses no more than its credit, and runs ahead of the slowest by no more than its skew.
         "worker_fusion_in_tensors": _log(np.minimum(there.fusion, there.credit / s.num_servers) / mean_shard),
@@ -288,16 +312,19 @@ def _present(view: _View) -> dict[str, Column]:
 def _model(view: _View) -> dict[str, Column]:
     scales, there = view.scales, view.there
     columns: dict[str, Column] = {"tensors": _log(scales.tensors)}
-    ordered = np.sort(scales.sizes)
-    shares = np.cumsum(ordered) / scales.model_bytes
+    shards = scales.shards
+    order = np.argsort(shards.size_bytes)
+    shares = np.cumsum(scales.sizes[order]) / scales.model_bytes
     for quantile in QUANTILES:
-        size = ordered[min(int(np.searchsorted(shares, quantile)), len(ordered) - 1)] / view.situation.num_servers
+        size = shards.size_bytes[order[min(int(np.searchsorted(shares, quantile)), len(order) - 1)]]
         columns[f"shard_{quantile:.0%}_in_partitions"] = _log(size / there.partition)
-    columns["largest_in_model"] = _log(ordered[-1] / scales.model_bytes)
-    columns["largest_at"] = float(scales.sizes.argmax() / len(ordered))
+    columns["shards"] = _log(shards.per_tensor.sum())
+    columns["largest_in_model"] = _log(scales.sizes.max() / scales.model_bytes)
+    columns["largest_at"] = float(scales.sizes.argmax() / len(order))
+    columns["most_loaded"] = _log(shards.most_loaded * view.situation.num_servers)
     sums = np.cumsum(scales.sizes) / scales.model_bytes
     for part in PARTS:
-        columns[f"bytes_in_first_{part:.0%}"] = float(sums[int(part * (len(ordered) - 1))])
+        columns[f"bytes_in_first_{part:.0%}"] = float(sums[int(part * (len(order) - 1))])
     return columns
 
 

@@ -50,7 +50,7 @@ class Recipe(NamedTuple):
     """How the ensemble is built and fitted."""
 
     members: int = 5
-    widths: tuple[int, ...] = (96, 64)
+    widths: tuple[int, ...] = (96, 64, 48)
     epochs: int = 30
     batch: int = 64  #: scenarios
     rate: float = 2e-3
@@ -58,7 +58,7 @@ class Recipe(NamedTuple):
     near: float = 0.15  #: a candidate slower than the best by this logarithm counts e times less
     floor: float = 0.03  #: what the slowest still count
     temperature: float = 0.02  #: of the chance choice
-    regret: float = 0.3  #: weight of the expected regret against the squared error
+    regret: float = 1.0  #: weight of the expected regret against the squared error
     limit: float = 1.0  #: larger errors, and larger regrets, count as this
 
 
