@@ -214,6 +214,8 @@ class Tuning:
         for name, value in asdict(observation).items():
             if isinstance(value, Estimate):
                 sound = value.value > 0 and all(map(_is_quantity, astuple(value)))
+            elif isinstance(value, tuple):
+                sound = all(map(_is_quantity, value))
             else:
                 sound = not isinstance(value, (int, float)) or _is_quantity(value)
             if not sound:

@@ -212,6 +212,7 @@ def test_a_tuner_sees_only_what_was_taken_under_the_configuration_in_force() -> 
         {"bandwidth_bytes_per_second": Estimate(float("nan"), 0.1, 5)},
         {"overhead_seconds": Estimate(1e-4, float("inf"), 5)},
         {"latency_seconds": Estimate(1e-4, 0.1, -5)},
+        {"tensor_bytes": (4096, -1)},
     ],
 )
 def test_an_unsound_observation_is_dropped(fields: dict[str, Any]) -> None:
