@@ -49,10 +49,10 @@ class Sample(NamedTuple):
 class Recipe(NamedTuple):
     """How the ensemble is built and fitted."""
 
-    members: int = 5
+    members: int = 4
     widths: tuple[int, ...] = (96, 64, 48)
-    epochs: int = 30
-    batch: int = 64  #: scenarios
+    epochs: int = 25
+    batch: int = 48  #: scenarios
     rate: float = 2e-3
     decay: float = 1e-4
     near: float = 0.15  #: a candidate slower than the best by this logarithm counts e times less

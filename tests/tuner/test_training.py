@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from tests.tuner.test_dataset import Simulator
 from tuner import training
-from tuner.dataset import generate
-from tuner.metanet import MetaNetwork
+from tuner.dataset import DataSet, generate
+from tuner.features import NAMES
+from tuner.fitting import Recipe, initial
+from tuner.metanet import MetaNetwork, Scaling
+from tuner.rehearsal import regret_by_trials
 
 
 @pytest.fixture(scope="module")
@@ -46,3 +50,13 @@ def test_trains_reports_and_writes_the_tables(
     text = document.read_text()
     assert text.startswith("before\n") and text.endswith("after\n")
     assert "old" not in text and "| meta-network |" in text
+
+
+def test_trials_find_better_configurations(files: list[str]) -> None:
+    ensemble = initial(len(NAMES), Recipe(members=2, widths=(8,)), np.random.default_rng(0))
+    ones = np.ones(len(NAMES), np.float32)
+    network = MetaNetwork(ensemble, Scaling(0 * ones, ones, slack=0.05))
+    regrets = regret_by_trials(network, DataSet.load(Path(files[1])), trials=3, seed=0)
+    assert regrets.shape[1] == 4
+    assert (np.diff(regrets, axis=1) <= 0).all()  # the fastest so far only gets faster
+    assert regrets[:, 3].mean() < regrets[:, 0].mean()
