@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ps.config import MIB, CommConfig
-from tuner import kernel
+from tuner import arrays, kernel
 from tuner.conditions import Conditions, Host
 from tuner.layout import ITEM_BYTES, Configs, node_configs, shards_of
 from tuner.profiles import ModelProfile
@@ -104,10 +104,10 @@ def _representatives(
 
 
 @functools.lru_cache(maxsize=64)
-def _model(profile: ModelProfile, num_servers: int) -> kernel.Model:
+def _model(profile: ModelProfile, num_servers: int) -> arrays.Model:
     placed = shards_of(profile, num_servers)
     flat = [(tensor, shard) for tensor, shards in enumerate(placed) for shard in shards]
-    return kernel.Model(
+    return arrays.Model(
         forward_seconds=np.array([tensor.forward_seconds for tensor in profile.tensors], np.float64),
         backward_seconds=np.array([tensor.backward_seconds for tensor in profile.tensors], np.float64),
         elements=np.array([shards[-1].stop for shards in placed], np.int64),
@@ -120,7 +120,7 @@ def _model(profile: ModelProfile, num_servers: int) -> kernel.Model:
 
 def _costs(
     conditions: Conditions, configs: Sequence[CommConfig], simulated: Sequence[tuple[int, list[int]]]
-) -> kernel.Costs:
+) -> arrays.Costs:
     num_workers, num_servers = conditions.num_workers, conditions.num_servers
     hosts = [*(conditions.workers[rank] for rank, _ in simulated), *conditions.servers]
     chosen = [*(configs[rank] for rank, _ in simulated), *configs[num_workers:]]
@@ -129,7 +129,7 @@ def _costs(
     # as a LinkGroup has it
     skews = [max(2 * config.partition_bytes, 2 * config.fusion_bytes, MIB) for config in chosen]
     sums = np.arange(len(hosts)) >= len(simulated)
-    return kernel.Costs(
+    return arrays.Costs(
         num_workers=len(simulated),
         latency_seconds=float(conditions.latency_seconds),
         weight=np.array([*(len(ranks) for _, ranks in simulated), *(1,) * num_servers], np.float64),
@@ -161,8 +161,8 @@ def _step_seconds(step_ends: NDArray[np.float64]) -> NDArray[np.float64]:
 def _summary(
     profile: ModelProfile,
     conditions: Conditions,
-    costs: kernel.Costs,
-    result: kernel.Result,
+    costs: arrays.Costs,
+    result: arrays.Result,
     represented: Sequence[Sequence[int]],
 ) -> Simulated:
     num_workers, num_steps = result.step_ends.shape
@@ -177,19 +177,19 @@ def _summary(
         return float(np.average(values, weights=weights))
 
     times, counts = result.node_times[:num_workers], result.nodes[:num_workers]
-    partitions = counts[:, kernel.PARTITIONS]
+    partitions = counts[:, arrays.PARTITIONS]
     acks = np.concatenate([row[:count] for row, count in zip(result.acks, result.num_acks)])
     return Simulated(
         step_seconds=mean(steps),
         worker_step_seconds=tuple(worker_steps.tolist()),
-        first_tensor_seconds=mean(result.worker_times[:, kernel.FIRST_SECONDS] / counted),
-        forward_seconds=mean(result.worker_times[:, kernel.FORWARD_SECONDS] / counted),
+        first_tensor_seconds=mean(result.worker_times[:, arrays.FIRST_SECONDS] / counted),
+        forward_seconds=mean(result.worker_times[:, arrays.FORWARD_SECONDS] / counted),
         backward_seconds=mean(profile.backward_seconds * costs.compute[:num_workers]),
-        queue_wait_seconds=mean(times[:, kernel.WAIT] / np.maximum(1, partitions)),
-        credit_stall_seconds=mean(times[:, kernel.STALL]) / num_steps,
+        queue_wait_seconds=mean(times[:, arrays.WAIT] / np.maximum(1, partitions)),
+        credit_stall_seconds=mean(times[:, arrays.STALL]) / num_steps,
         ack_seconds=float(np.median(acks)) if acks.size else 0.0,
-        messages=mean(counts[:, kernel.MESSAGES]) / num_steps,
+        messages=mean(counts[:, arrays.MESSAGES]) / num_steps,
         partitions=mean(partitions) / num_steps,
-        thread_seconds=mean(times[:, kernel.THREAD]) / num_steps,
+        thread_seconds=mean(times[:, arrays.THREAD]) / num_steps,
         events=int(result.events),
     )

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from ps.config import KIB, MIB, CommConfig
-from tuner import layout
 from tuner.compiled import simulate_compiled, simulate_many
 from tuner.conditions import Conditions, Host
 from tuner.profiles import ModelProfile, TensorProfile, load
@@ -119,12 +118,6 @@ def test_time_is_finite_for_every_model_and_size_of_cluster() -> None:
         conditions = Conditions.uniform(workers, servers, 10 * GIGABIT, 20e-6, 10e-6)
         seconds = simulate_many(load(name), conditions, [CommConfig()], steps=2)
         assert all(math.isfinite(each) and each > load(name).backward_seconds for each in seconds)
-
-
-def test_elements_have_the_same_size_in_both() -> None:
-    from tuner import kernel
-
-    assert kernel.ITEM_BYTES == layout.ITEM_BYTES
 
 
 def test_without_numba_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
