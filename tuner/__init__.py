@@ -11,6 +11,11 @@
 :mod:`tuner.random_search`     at random
 :mod:`tuner.grid`              over a coarse grid
 :mod:`tuner.autobyte`          predicts, verifies, and follows changes
+:mod:`tuner.conditions`        the cluster that a simulation runs on
+:mod:`tuner.profiles`          the models of the Gluon zoo, and random ones
+:mod:`tuner.simulator`         training steps on a virtual clock, with the project's own links and ledgers
+:mod:`tuner.compiled`          the same in machine code
+:mod:`tuner.calibration`       fits the simulator to a real job
 =============================  =========================================================================
 
 Each tuner is a file with a class that :func:`create` makes by name; a further one is one more file and one more line.
