@@ -168,7 +168,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     node_host: str = ""
     preferred_rank: int = -1  #: the rank that this node asks for; -1 leaves it to the scheduler
     config: CommConfig = CommConfig()
-    tuner: str = "rule"
+    tuner: str = "autobyte"
     deadline_seconds: float = 600.0
     start_seconds: float = 120.0
     heartbeat_seconds: float = 1.0
@@ -176,6 +176,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     window_seconds: float = 1.0
     switch_interval_seconds: float = 0.0005
     event_file: str = ""
+    tuner_state: str = ""
     staleness: int = -1  #: versions by which a worker may be ahead on an asynchronous tensor; -1: any number
     deterministic: bool = False  #: sums in the order of ranks
     optimizer_modules: tuple[str, ...] = ()  #: Python modules that register optimizers of the user's own
@@ -220,7 +221,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             if role in RANK_VARIABLES
             else -1,
             config=config,
-            tuner=env.get("AUTOBYTE_TUNER", str, "rule", "a tuner's name"),
+            tuner=env.get("AUTOBYTE_TUNER", str, "autobyte", "a tuner's name"),
             deadline_seconds=_duration(env, "AUTOBYTE_DEADLINE_SECONDS", 600.0, 0.1),
             start_seconds=_duration(env, "AUTOBYTE_START_SECONDS", 120.0, 0.1),
             heartbeat_seconds=_duration(env, "AUTOBYTE_HEARTBEAT_SECONDS", 1.0, 0.01),
@@ -228,6 +229,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             window_seconds=_duration(env, "AUTOBYTE_WINDOW_SECONDS", 1.0, 0.01),
             switch_interval_seconds=_duration(env, "AUTOBYTE_SWITCH_INTERVAL_SECONDS", 0.0005, 1e-06),
             event_file=env.get("AUTOBYTE_EVENT_FILE", str, "", "a path for the tuner's decisions, JSON lines"),
+            tuner_state=env.get("AUTOBYTE_TUNER_STATE", str, "", "a path for what the tuner has learned"),
             staleness=env.get("AUTOBYTE_STALENESS", _integer(0, 1 << 31), -1, "a number of versions, 0 or more"),
             deterministic=bool(env.get("AUTOBYTE_DETERMINISTIC", _integer(0, 1), 0, "0 or 1")),
             optimizer_modules=env.get(

@@ -36,6 +36,7 @@ from scheduler.collectives import Collectives, Post
 from scheduler.events import EventLog
 from scheduler.membership import Membership, Node, State
 from scheduler.refusals import Refusals
+from scheduler.state import StateFile
 from scheduler.tensors import Tensors
 from scheduler.tuning import Tuning
 from scheduler.wording import count_of, one_line
@@ -79,8 +80,10 @@ class Scheduler:
         self.settings = settings
         self.config = settings.config
         self._events = EventLog(settings.event_file)
+        state = StateFile(settings.tuner_state)
+        state.restore(tuner)
         self._tuning = TuningThread(
-            Tuning(tuner, settings.config, settings.num_workers, settings.num_servers, self._events)
+            Tuning(tuner, settings.config, settings.num_workers, settings.num_servers, self._events, state.keep)
         )
         self.malformed = 0  #: messages that were dropped
         now = time.monotonic()

@@ -5,7 +5,8 @@ Whatever a tuner or a node does, the job goes on with a valid configuration:
 * observations with numbers that are not finite, or negative, or from ranks that do not exist, are dropped;
 * only observations taken under the configuration in force reach the tuner and the verdicts;
 * a proposal is rebuilt, and with it validated, before it gets the next epoch; what cannot be is refused and reported;
-* a tuner that raises, or has proposed nonsense :data:`MAX_REFUSALS` times in a row, is retired.
+* a tuner that raises, or has proposed nonsense :data:`MAX_REFUSALS` times in a row, is retired;
+* what a tuner wants to be kept over a restart is given to ``keep`` after each of its proposals.
 
 Every decision is an event (:mod:`scheduler.events`) with its reason; what it brought is another one, once enough steps
 have ended. A proposal is asked for when all nodes have confirmed the configuration before, or had
@@ -64,6 +65,8 @@ class Tuning:
         The nodes that must confirm a configuration.
     events
         Called with every event.
+    keep
+        Called with the tuner's state when it may have changed.
 
     Attributes
     ----------
@@ -74,10 +77,17 @@ class Tuning:
     """
 
     def __init__(
-        self, tuner: Tuner, config: CommConfig, num_workers: int, num_servers: int, events: Callable[[Event], None]
+        self,
+        tuner: Tuner,
+        config: CommConfig,
+        num_workers: int,
+        num_servers: int,
+        events: Callable[[Event], None],
+        keep: Callable[[bytes], None] = lambda state: None,
     ) -> None:
         self.config = config
         self.dropped = 0
+        self._keep = keep
         self._tuner: Optional[Tuner] = tuner
         self._nodes: frozenset[Node] = frozenset(
             [(Role.WORKER, rank) for rank in range(num_workers)] + [(Role.SERVER, rank) for rank in range(num_servers)]
@@ -133,7 +143,11 @@ class Tuning:
         observations, self._waiting = self._waiting, []
         try:
             tuner.observe(observations)
-            return tuner.propose(now)
+            proposal = tuner.propose(now)
+            state = tuner.state() if proposal is not None else None
+            if state is not None:
+                self._keep(state)
+            return proposal
         except ValueError as error:
             self._refuse(str(error), now)
         except Exception as error:  # whatever it is, the job goes on without the tuner

@@ -8,7 +8,9 @@ it, and a simulator can play traces to it. The contract with its host:
 * ``propose`` is asked after that, about once a second. A proposal is put in force unless it is refused as invalid,
   and then the old configuration stays;
 * a ``ValueError`` counts as a refused proposal, any other exception retires the tuner, and the job goes on with
-  the configuration in force.
+  the configuration in force;
+* what ``state`` returns after a proposal may be kept and given to ``restore`` of a tuner that is to go on where this
+  one ended, before it has observed anything.
 """
 
 from __future__ import annotations
@@ -53,3 +55,17 @@ class Tuner(abc.ABC):
     @abc.abstractmethod
     def propose(self, now: float) -> Optional[Proposal]:
         """Return a configuration to be put in force at ``now`` (seconds, monotonic); None to keep the present one."""
+
+    def state(self) -> Optional[bytes]:
+        """Return what a tuner of the same job could use after a restart; None where there is nothing to keep."""
+        return None
+
+    def restore(self, state: bytes) -> None:
+        """Go on where the tuner ended that had this ``state``.
+
+        Raises
+        ------
+        ValueError
+            It is no state of such a tuner; nothing was taken from it.
+        """
+        raise ValueError("this tuner keeps no state")

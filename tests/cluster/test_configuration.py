@@ -109,4 +109,7 @@ def test_an_unknown_tuner_is_an_error_that_lists_the_tuners() -> None:
     with Cluster(env={"AUTOBYTE_TUNER": "best"}, start=False) as cluster:
         scheduler = cluster.start_scheduler()
         assert scheduler.wait(10.0) == 2
-        assert scheduler.stderr == "autobyte-scheduler: AUTOBYTE_TUNER='best': expected one of bayesian, rule, static\n"
+        assert scheduler.stderr == (
+            "autobyte-scheduler: AUTOBYTE_TUNER='best':"
+            " expected one of autobyte, bayesian, grid, random, rule, static\n"
+        )

@@ -77,7 +77,10 @@ def test_two_jobs_have_neither_port_nor_name_in_common(started: list[Node]) -> N
         (["-n", "1", "no-such.py"], "'no-such.py' cannot be run (a script needs its interpreter before it)"),
         (["-n", "1", "--credit-bytes", "lots", "true"], "AUTOBYTE_CREDIT_BYTES='lots': expected bytes, a whole number"),
         (["-n", "1", "--partition-bytes", "0", "true"], "AUTOBYTE_PARTITION_BYTES must be an integer from 1"),
-        (["-n", "1", "--tuner", "magic", "true"], "AUTOBYTE_TUNER='magic': expected one of bayesian, rule, static"),
+        (
+            ["-n", "1", "--tuner", "magic", "true"],
+            "AUTOBYTE_TUNER='magic': expected one of autobyte, bayesian, grid, random, rule, static",
+        ),
         (["-n", "1", "--env", "NAME", "true"], "'NAME' is not NAME=VALUE"),
         (["-n", "1", "--env", "DMLC_ROLE=worker", "true"], "DMLC_ROLE is the launcher's to set"),
     ],

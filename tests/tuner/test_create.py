@@ -11,7 +11,10 @@ from ps.config import CommConfig, Role, Settings
 from ps.errors import SettingsError
 from tests.tuner.cluster import Cluster, play
 from tuner import create
+from tuner.autobyte import AutoByteTuner
 from tuner.bayesian import BayesianTuner
+from tuner.grid import GridTuner
+from tuner.random_search import RandomTuner
 from tuner.rule import Network, RuleTuner
 from tuner.static import StaticTuner
 
@@ -20,7 +23,17 @@ pytestmark = pytest.mark.timeout(20)
 SETTINGS = Settings(role=Role.SCHEDULER, root_host="127.0.0.1", root_port=9000, num_workers=2, num_servers=1)
 
 
-@pytest.mark.parametrize(("name", "kind"), [("static", StaticTuner), ("rule", RuleTuner), ("bayesian", BayesianTuner)])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("static", StaticTuner),
+        ("rule", RuleTuner),
+        ("bayesian", BayesianTuner),
+        ("random", RandomTuner),
+        ("grid", GridTuner),
+        ("autobyte", AutoByteTuner),
+    ],
+)
 def test_a_tuner_by_its_name(name: str, kind: type) -> None:
     assert type(create(name, SETTINGS)) is kind
 
@@ -28,7 +41,8 @@ def test_a_tuner_by_its_name(name: str, kind: type) -> None:
 def test_an_unknown_name_is_refused_with_those_that_exist() -> None:
     with pytest.raises(SettingsError) as raised:
         create("bayes", SETTINGS)
-    assert str(raised.value) == "AUTOBYTE_TUNER='bayes': expected one of bayesian, rule, static"
+    expected = "autobyte, bayesian, grid, random, rule, static"
+    assert str(raised.value) == f"AUTOBYTE_TUNER='bayes': expected one of {expected}"
 
 
 def test_static_changes_nothing() -> None:
@@ -37,7 +51,7 @@ def test_static_changes_nothing() -> None:
     assert set(play(StaticTuner(), cluster, start, windows=5)) == {start}
 
 
-def test_only_the_search_imports_scikit_learn() -> None:
-    """Importing it takes a second and 60 MB, which no other tuner shall pay."""
-    code = "import sys, tuner; sys.exit('sklearn' in sys.modules)"
+def test_no_tuner_imports_numba_and_only_the_search_scikit_learn() -> None:
+    """Importing either takes a second and 60 MB, which no other shall pay."""
+    code = "import sys, tuner; sys.exit('sklearn' in sys.modules or 'numba' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=15).returncode == 0

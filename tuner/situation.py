@@ -1,0 +1,303 @@
+"""What is known of a job now: observations of all nodes under one configuration, summarised for a predictor.
+
+An :class:`~ps.stats.Observation` is one node's window. A :class:`Situation` is what a decision needs of many of them:
+the model and the cluster as far as they are known, the time of a step and its parts, what the network is estimated to
+be over all hosts, and how the present configuration behaves (waits, stalls, use of the wire). The same class describes
+a running job, a simulated one and a row of a data set, so a predictor that was trained on simulations reads a real job.
+
+What nobody has observed is None. Estimates on fewer than :data:`MIN_SAMPLES` windows or messages count as not observed.
+"""
+
+from __future__ import annotations
+
+import statistics
+from typing import TYPE_CHECKING, Callable, Iterable, NamedTuple, Optional, Sequence
+
+import msgspec
+import numpy as np
+
+from ps.config import CommConfig, Role
+from ps.stats import Estimate, Observation
+
+if TYPE_CHECKING:
+    from tuner.conditions import Conditions, Host
+    from tuner.profiles import ModelProfile
+    from tuner.simulator import Simulated
+
+__all__ = ["Across", "EstimateErrors", "Situation", "observations_of", "situation_of"]
+
+#: An estimate on fewer windows or messages is not used.
+MIN_SAMPLES = 3
+#: Bandwidth is estimated this many times more exactly than latency and overhead.
+BANDWIDTH_EXACTNESS = 8.0
+#: Beside the error that all hosts share, each has one of its own that is this many times smaller.
+HOST_EXACTNESS = 4.0
+#: What nodes say of their own spread; the true errors are not known to them.
+STATED_SAMPLES = 9
+
+
+class Across(NamedTuple):
+    """One quantity over all hosts that know it, and the typical relative spread of their estimates."""
+
+    least: float
+    median: float
+    most: float
+    spread: float = 0.0
+
+    @classmethod
+    def of(cls, estimates: Iterable[Optional[Estimate]]) -> Optional[Across]:
+        """Summarise what hosts have estimated; None where none knows."""
+        known = [estimate for estimate in estimates if estimate is not None and estimate.samples >= MIN_SAMPLES]
+        if not known:
+            return None
+        values = [estimate.value for estimate in known]
+        spread = statistics.median(estimate.spread for estimate in known)
+        return cls(min(values), statistics.median(values), max(values), spread)
+
+
+class Situation(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known now. Seconds and bytes are per step where nothing else is said.
+
+    Attributes
+    ----------
+    config
+        In force while all of this was seen.
+    tensors, model_bytes
+        Pushed per step by a worker; 0 while unknown.
+    tensor_bytes
+        Size of each tensor in forward order; empty while unknown.
+    step_seconds
+        Median over workers and windows; ``forward_seconds`` and ``backward_seconds`` likewise, where a worker can tell.
+    worker_bandwidths, server_bandwidths
+        Bytes per second of each host's sending side by rank, None where unknown.
+    bandwidth_bytes_per_second, latency_seconds, overhead_seconds
+        Over all hosts; the latency is one way, the overhead per message.
+    sum_bytes_per_second
+        Of the slowest server.
+    queue_wait_seconds
+        Median over workers of the mean wait of a partition.
+    credit_stall
+        Part of the time in which a worker had work queued and no credit, median over workers.
+    ack_seconds
+        Median round trip of workers' messages.
+    worker_use, server_use
+        Part of the bandwidth that was used, on the busiest worker and the busiest server; None without bandwidth.
+    """
+
+    config: CommConfig
+    num_workers: int
+    num_servers: int
+    tensors: int = 0
+    model_bytes: int = 0
+    tensor_bytes: tuple[int, ...] = ()
+    step_seconds: Optional[float] = None
+    forward_seconds: Optional[float] = None
+    backward_seconds: Optional[float] = None
+    worker_bandwidths: tuple[Optional[float], ...] = ()
+    server_bandwidths: tuple[Optional[float], ...] = ()
+    bandwidth_bytes_per_second: Optional[Across] = None
+    latency_seconds: Optional[Across] = None
+    overhead_seconds: Optional[Across] = None
+    sum_bytes_per_second: Optional[float] = None
+    queue_wait_seconds: Optional[float] = None
+    credit_stall: Optional[float] = None
+    ack_seconds: Optional[float] = None
+    worker_use: Optional[float] = None
+    server_use: Optional[float] = None
+
+    @classmethod
+    def from_observations(cls, observations: Sequence[Observation], config: CommConfig) -> Optional[Situation]:
+        """Summarise windows that nodes have seen under ``config``, any number per node, oldest first.
+
+        Estimates carry their own past, so each node's last one counts. None where no worker is among the nodes.
+        """
+        last = {(observation.role, observation.rank): observation for observation in observations}
+        workers = [last[key] for key in sorted(last) if key[0] is Role.WORKER]
+        servers = [last[key] for key in sorted(last) if key[0] is Role.SERVER]
+        if not workers:
+            return None
+        nodes = [*workers, *servers]
+        seen = [observation for observation in observations if observation.role is Role.WORKER]
+        return cls(
+            config=config,
+            num_workers=workers[0].num_workers,
+            num_servers=workers[0].num_servers,
+            tensors=max(worker.tensors for worker in workers),
+            model_bytes=max(worker.model_bytes for worker in workers),
+            tensor_bytes=max((worker.tensor_bytes for worker in workers), key=len),
+            step_seconds=_median(seen, lambda worker: worker.step_seconds),
+            forward_seconds=_median(seen, lambda worker: worker.forward_seconds),
+            backward_seconds=_median(seen, lambda worker: worker.backward_seconds),
+            worker_bandwidths=_by_rank(workers, workers[0].num_workers),
+            server_bandwidths=_by_rank(servers, workers[0].num_servers),
+            bandwidth_bytes_per_second=Across.of(node.bandwidth_bytes_per_second for node in nodes),
+            latency_seconds=Across.of(node.latency_seconds for node in nodes),
+            overhead_seconds=Across.of(node.overhead_seconds for node in nodes),
+            sum_bytes_per_second=min(
+                (server.sum_bytes / server.sum_seconds for server in servers if server.sum_seconds > 0), default=None
+            ),
+            queue_wait_seconds=_median(seen, lambda worker: worker.queue_wait_seconds),
+            credit_stall=_median(
+                seen, lambda worker: worker.credit_stall_seconds / worker.window_seconds if worker.steps else None
+            ),
+            ack_seconds=_median(seen, lambda worker: worker.ack_seconds),
+            worker_use=_most_used(workers),
+            server_use=_most_used(servers),
+        )
+
+
+def _median(observations: Iterable[Observation], value: Callable[[Observation], Optional[float]]) -> Optional[float]:
+    known = [number for number in map(value, observations) if number is not None]
+    return statistics.median(known) if known else None
+
+
+def _known(estimate: Optional[Estimate]) -> Optional[float]:
+    return estimate.value if estimate is not None and estimate.samples >= MIN_SAMPLES else None
+
+
+def _by_rank(nodes: Iterable[Observation], count: int) -> tuple[Optional[float], ...]:
+    bandwidths: list[Optional[float]] = [None] * count
+    for node in nodes:
+        bandwidths[node.rank] = _known(node.bandwidth_bytes_per_second)
+    return tuple(bandwidths)
+
+
+def _most_used(nodes: Iterable[Observation]) -> Optional[float]:
+    uses = []
+    for node in nodes:
+        bandwidth = _known(node.bandwidth_bytes_per_second)
+        if bandwidth is not None and node.window_seconds > 0:
+            uses.append(node.bytes_sent / (node.window_seconds * bandwidth))
+    return max(uses, default=None)
+
+
+# ------------------------------------------------------------------------------------ simulated jobs
+
+
+class EstimateErrors(NamedTuple):
+    """Factors by which a job's estimates are wrong; they stay for as long as the job's conditions do.
+
+    ``spread`` is what the nodes state as the spread of latency and overhead, ``host`` that of each host's own error.
+    """
+
+    bandwidth: float = 1.0
+    latency: float = 1.0
+    overhead: float = 1.0
+    spread: float = 0.0
+    host: float = 0.0
+
+    @classmethod
+    def draw(cls, rng: np.random.Generator, spread: float) -> EstimateErrors:
+        """Draw errors: latency and overhead with ``spread`` (of the logarithm), bandwidth more exactly."""
+        bandwidth, latency, overhead = np.exp(
+            rng.normal(size=3) * np.array([spread / BANDWIDTH_EXACTNESS, spread, spread])
+        )
+        return cls(float(bandwidth), float(latency), float(overhead), spread, spread / HOST_EXACTNESS)
+
+
+def observations_of(
+    profile: ModelProfile,
+    conditions: Conditions,
+    config: CommConfig,
+    simulated: Simulated,
+    rng: np.random.Generator,
+    errors: Optional[EstimateErrors] = None,
+    window_seconds: float = 1.0,
+    steps: Optional[int] = None,
+    step_seconds: Optional[float] = None,
+) -> list[Observation]:
+    """Return what all nodes would report of a window in which steps went as in ``simulated``.
+
+    Parameters
+    ----------
+    conditions
+        What the estimates are of; they may lag behind those of ``simulated``.
+    window_seconds
+        The window is this long, or one step if ``steps`` is not given and that takes longer.
+    steps, step_seconds
+        How many steps ended in the window, and their median; None: as many and as long as ``simulated`` says. Workers
+        step together, so all report alike.
+    """
+    errors = errors or EstimateErrors()
+    if steps is None:
+        window_seconds = max(window_seconds, simulated.step_seconds)
+        steps, step_seconds = int(window_seconds / simulated.step_seconds), simulated.step_seconds
+    model_bytes, num_workers, num_servers = profile.model_bytes, conditions.num_workers, conditions.num_servers
+    passed = window_seconds / simulated.step_seconds  # bytes flow whether or not a step ends
+    moved_bytes = int(model_bytes * passed)
+
+    def estimates(host: Host) -> dict[str, Optional[Estimate]]:
+        own = np.exp(rng.normal(size=3) * errors.host)
+        bandwidth = host.send_bytes_per_second * errors.bandwidth * float(own[0]) ** (1 / BANDWIDTH_EXACTNESS)
+        exact = errors.spread / BANDWIDTH_EXACTNESS
+        latency = conditions.latency_seconds * errors.latency * float(own[1])
+        overhead = host.overhead_seconds * errors.overhead * float(own[2])
+        return {
+            "bandwidth_bytes_per_second": Estimate(bandwidth, exact, STATED_SAMPLES),
+            "latency_seconds": Estimate(latency, errors.spread, STATED_SAMPLES) if latency > 0 else None,
+            "overhead_seconds": Estimate(overhead, errors.spread, STATED_SAMPLES) if overhead > 0 else None,
+        }
+
+    workers = [
+        Observation(
+            role=Role.WORKER,
+            rank=rank,
+            epoch=config.epoch,
+            window_seconds=window_seconds,
+            num_workers=num_workers,
+            num_servers=num_servers,
+            steps=steps,
+            step_seconds=step_seconds,
+            forward_seconds=simulated.forward_seconds if steps else None,
+            backward_seconds=simulated.backward_seconds if steps else None,
+            tensors=len(profile.tensors),
+            tensor_bytes=tuple(tensor.size_bytes for tensor in profile.tensors) if rank == 0 else (),
+            model_bytes=model_bytes,
+            bytes_sent=moved_bytes,
+            bytes_received=moved_bytes,
+            messages_sent=int(simulated.messages * passed),
+            partitions_sent=int(simulated.partitions * passed),
+            queue_wait_seconds=simulated.queue_wait_seconds,
+            credit_stall_seconds=min(window_seconds, simulated.credit_stall_seconds * passed),
+            ack_seconds=simulated.ack_seconds,
+            **estimates(host),  # type: ignore[arg-type]
+        )
+        for rank, host in enumerate(conditions.workers)
+    ]
+    share_bytes = moved_bytes * num_workers // num_servers
+    servers = [
+        Observation(
+            role=Role.SERVER,
+            rank=rank,
+            epoch=config.epoch,
+            window_seconds=window_seconds,
+            num_workers=num_workers,
+            num_servers=num_servers,
+            bytes_sent=share_bytes,
+            bytes_received=share_bytes,
+            sum_bytes=share_bytes,
+            sum_seconds=share_bytes / (conditions.sum_bytes_per_second * host.speed),
+            **estimates(host),  # type: ignore[arg-type]
+        )
+        for rank, host in enumerate(conditions.servers)
+    ]
+    return [*workers, *servers]
+
+
+def situation_of(
+    profile: ModelProfile,
+    conditions: Conditions,
+    config: CommConfig,
+    simulated: Simulated,
+    rng: np.random.Generator,
+    estimate_spread: float = 0.0,
+) -> Situation:
+    """Return what would be known of a simulated job: one window of every node, with errors drawn from ``rng``.
+
+    ``estimate_spread`` is the standard deviation of the logarithm of the latency's and the overhead's error.
+    """
+    errors = EstimateErrors.draw(rng, estimate_spread)
+    observations = observations_of(profile, conditions, config, simulated, rng, errors)
+    situation = Situation.from_observations(observations, config)
+    assert situation is not None  # there is at least one worker
+    return situation

@@ -1,0 +1,95 @@
+"""A switch and its verdict: the steps after it against the steps before.
+
+Too small is ruinous and too large is mild, so the verdict leans: an obvious loss ends a trial after one round, a loss
+above noise after :data:`VERDICT_ROUNDS`; what is no faster and smaller goes back, what is no slower and larger stays.
+
+The steps before are doubtful where conditions had only just changed, or have changed a little since. Then a trial has
+to show half of the gain that was expected of it; otherwise it goes back, and what comes after is compared with better
+knowledge.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from typing import NamedTuple, Optional
+
+from ps.config import CommConfig
+from tuner.situation import Situation
+from tuner.space import size_key
+from tuner.steps import StepTime
+
+__all__ = ["Outcome", "Trial", "Verdict"]
+
+#: A verdict needs so many rounds and steps, and comes after the most rounds at the latest.
+VERDICT_ROUNDS = 2
+VERDICT_STEPS = 4
+MOST_ROUNDS = 6
+#: A loss of this much (of the logarithm) ends a trial after one round.
+OBVIOUS_LOSS = math.log(1.2)
+#: A loss counts when it is above this, and above twice its own noise.
+LEAST_LOSS = 0.01
+#: A step time with more noise than this is doubtful.
+DOUBTFUL = 0.05
+#: A trial in which no step ends for this long, in seconds or in steps as they were, is ended.
+SILENT_SECONDS = 10.0
+SILENT_STEPS = 10
+
+
+class Outcome(enum.Enum):
+    """What comes of a trial."""
+
+    KEEP = "keep"
+    GO_BACK = "go back"
+
+
+class Verdict(NamedTuple):
+    """The outcome, in words, and what was measured: the log speedup and its noise, None where no step has ended."""
+
+    outcome: Outcome
+    text: str
+    gain: Optional[float]
+    noise: float
+
+
+class Trial(NamedTuple):
+    """A switch whose effect is being measured."""
+
+    before: CommConfig
+    config: CommConfig
+    time: StepTime  #: of a step before
+    situation: Situation  #: before
+    predicted: float  #: log speedup
+    spread: float
+    began: float
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether the steps before are a poor measure."""
+        return self.time.noise > DOUBTFUL
+
+    def verdict(self, after: Optional[StepTime], rounds: int, steps: int, now: float) -> Optional[Verdict]:
+        """Return the verdict on ``steps`` in so many rounds; None while it is too early for one."""
+        if after is None:
+            silent_seconds = max(SILENT_SECONDS, SILENT_STEPS * self.time.seconds)
+            if now - self.began <= silent_seconds:
+                return None
+            return Verdict(Outcome.GO_BACK, f"no step has ended for {silent_seconds:.0f} s", None, 0.0)
+        gain = math.log(after.speedup_over(self.time))
+        noise = math.hypot(after.noise, self.time.noise)
+        text = f"speedup {math.exp(gain):.3f} measured, {math.exp(self.predicted):.3f} predicted"
+        back = Verdict(Outcome.GO_BACK, text, gain, noise)
+        if gain < -max(OBVIOUS_LOSS, 2 * noise):
+            return back
+        if rounds < VERDICT_ROUNDS or steps < VERDICT_STEPS:
+            return None
+        if gain < -max(LEAST_LOSS, 2 * noise):
+            return back
+        if self.doubtful:
+            outcome = Outcome.KEEP if gain > self.predicted / 2 else Outcome.GO_BACK
+            return Verdict(outcome, f"{text}, against few steps", gain, noise)
+        if gain - 2 * noise < -LEAST_LOSS and rounds < MOST_ROUNDS:
+            return None
+        if gain < 0 and size_key(self.config) < size_key(self.before):
+            return back._replace(text=f"{text}, and smaller has to be faster")
+        return Verdict(Outcome.KEEP, text, gain, noise)
