@@ -133,9 +133,7 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
             bandwidth_bytes_per_second=Across.of(node.bandwidth_bytes_per_second for node in nodes),
             latency_seconds=Across.of(node.latency_seconds for node in nodes),
             overhead_seconds=Across.of(node.overhead_seconds for node in nodes),
-            sum_bytes_per_second=min(
-                (server.sum_bytes / server.sum_seconds for server in servers if server.sum_seconds > 0), default=None
-            ),
+            sum_bytes_per_second=min(filter(None, map(_sum_rate, servers)), default=None),
             queue_wait_seconds=_median(seen, lambda worker: worker.queue_wait_seconds),
             credit_stall=_median(
                 seen, lambda worker: worker.credit_stall_seconds / worker.window_seconds if worker.steps else None
@@ -153,6 +151,13 @@ def _median(observations: Iterable[Observation], value: Callable[[Observation], 
 
 def _known(estimate: Optional[Estimate]) -> Optional[float]:
     return estimate.value if estimate is not None and estimate.samples >= MIN_SAMPLES else None
+
+
+def _sum_rate(server: Observation) -> Optional[float]:
+    known = _known(server.sum_bytes_per_second)
+    if known is None and server.sum_seconds > 0:
+        return server.sum_bytes / server.sum_seconds
+    return known
 
 
 def _by_rank(nodes: Iterable[Observation], count: int) -> tuple[Optional[float], ...]:
