@@ -23,7 +23,7 @@ import msgspec
 
 from ps.errors import SettingsError
 
-__all__ = ["CommConfig", "Role", "Settings", "COUNT_VARIABLES", "RANK_VARIABLES", "KIB", "MIB", "GIB"]
+__all__ = ["CommConfig", "Role", "Settings", "server_config", "COUNT_VARIABLES", "RANK_VARIABLES", "KIB", "MIB", "GIB"]
 
 log = logging.getLogger("autobyte.settings")
 
@@ -78,6 +78,16 @@ class CommConfig(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(self, name)
             if type(value) is not int or not low <= value <= high:
                 raise ValueError(f"{name} must be an integer from {low} to {high}, not {value!r}")
+
+
+def server_config(config: CommConfig, num_workers: int, num_servers: int) -> CommConfig:
+    """Return what a server makes of ``config``: as much more credit as it answers more than a worker pushes.
+
+    With the credit of one worker its answers, whose acknowledgements wait behind pushes, would fall behind: a step took
+    1.5 times the wire's ideal with twice as many workers as servers.
+    """
+    credit_bytes = config.credit_bytes * max(num_workers, num_servers) // num_servers
+    return msgspec.structs.replace(config, credit_bytes=min(credit_bytes, MAX_CREDIT_BYTES))
 
 
 class Role(str, enum.Enum):

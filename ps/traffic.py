@@ -10,9 +10,8 @@ import time
 from typing import Any, Iterable, Optional
 
 import msgspec
-from msgspec.structs import replace
 
-from ps.config import MAX_CREDIT_BYTES, CommConfig, Role, Settings
+from ps.config import CommConfig, Role, Settings, server_config
 from ps.counters import Counters
 from ps.estimate import HostEstimator
 from ps.link import LinkGroup, Message, Transfer
@@ -35,14 +34,13 @@ class Traffic:
     """
 
     def __init__(self, settings: Settings, peers: Iterable[int], bounded_skew: bool, now: float) -> None:
+        self._settings = settings
         self.config = settings.config
         self.counters = Counters(settings.role, -1, settings.num_workers, settings.num_servers, now)
         self.messages_received = 0
         self.bytes_received = 0
         self._links = LinkGroup(peers, bounded_skew)
-        is_server = settings.role is Role.SERVER
-        self._credit_scale = max(1.0, settings.num_workers / settings.num_servers) if is_server else 1.0
-        self._configure_links()
+        self._links.configure(self._own(self.config))
         self._estimator = HostEstimator(self._links.links)
         self._thread_seconds = time.thread_time()
         self._handled_messages = 0
@@ -56,14 +54,13 @@ class Traffic:
         if config.epoch != self.config.epoch:
             self.counters.switched(config.epoch)
         self.config = config
-        self._configure_links()
+        self._links.configure(self._own(config))
 
-    def _configure_links(self) -> None:
-        # A server answers more than a worker pushes where there are more workers. With the credit of one of them its
-        # answers, whose acknowledgements wait behind pushes, would fall behind: a step takes 1.5 times the wire's ideal
-        # with twice as many workers as servers.
-        credit_bytes = min(int(self.config.credit_bytes * self._credit_scale), MAX_CREDIT_BYTES)
-        self._links.configure(replace(self.config, credit_bytes=credit_bytes))
+    def _own(self, config: CommConfig) -> CommConfig:
+        """Return what this node makes of a configuration."""
+        if self._settings.role is Role.SERVER:
+            return server_config(config, self._settings.num_workers, self._settings.num_servers)
+        return config
 
     def set_near(self, peer: int, near: bool) -> None:
         """Note whether ``peer`` is on this host."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from typing import Sequence, Union
 
-from ps.config import CommConfig
+from ps.config import CommConfig, server_config
 from ps.messages import Shard
 from ps.placement import Placement
 from tuner.conditions import Conditions
@@ -35,20 +35,21 @@ def _shards(sizes_bytes: tuple[int, ...], num_servers: int) -> tuple[tuple[Shard
 
 
 def node_configs(config: Configs, conditions: Conditions) -> tuple[CommConfig, ...]:
-    """Return the configuration of each node, workers first.
+    """Return the configuration of each node, workers first. Servers make their own of the first one, unless given.
 
     Raises
     ------
     ValueError
         The number of configurations fits neither the workers nor all nodes.
     """
-    num_workers, num_nodes = conditions.num_workers, conditions.num_workers + conditions.num_servers
+    num_workers, num_servers = conditions.num_workers, conditions.num_servers
+    num_nodes = num_workers + num_servers
     if isinstance(config, CommConfig):
-        return (config,) * num_nodes
+        config = (config,) * num_workers
     if len(config) == num_nodes:
         return tuple(config)
     if len(config) == num_workers:
-        return (*config, *(config[0],) * conditions.num_servers)
+        return (*config, *(server_config(config[0], num_workers, num_servers),) * num_servers)
     raise ValueError(
         f"{len(config)} configurations: expected one, or {num_workers} (one per worker), or {num_nodes} (one per node)"
     )
