@@ -75,10 +75,10 @@ def test_a_jobs_observations_tell_what_its_layers_take() -> None:
         workers = [seen for seen in observations if (seen.role, seen.rank) == (Role.WORKER, rank)]
         seen = [worker for worker in workers if worker.steps and worker.layers][-1]
         assert [layer.size_bytes for layer in seen.layers] == [4 * size for size in SIZES]
-        assert [layer.backward_seconds for layer in seen.layers] == pytest.approx(BACKWARD_SECONDS, abs=0.015)
-        assert [layer.forward_seconds for layer in seen.layers] == pytest.approx(
-            [seconds / 2 for seconds in BACKWARD_SECONDS], abs=0.015
-        )
+        for layer, seconds in zip(seen.layers, BACKWARD_SECONDS):
+            # A busy machine ends a timed operation late, never early.
+            assert seconds - 0.01 < layer.backward_seconds < 1.25 * seconds + 0.03
+            assert seconds / 2 - 0.02 < layer.forward_seconds < 0.625 * seconds + 0.03
         assert seen.step_seconds and seen.forward_seconds and seen.backward_seconds
         assert seen.forward_seconds + seen.backward_seconds < seen.step_seconds < 1.0
         assert seen.thread_seconds > 0
