@@ -27,10 +27,10 @@ from ps.calls import Call, Calls
 from ps.config import CommConfig, Role, Settings
 from ps.errors import AutoByteError, Closed, PeerLost
 from ps.exchange import Exchange, error_for
-from ps.link import Receiver
 from ps.membership import Membership
 from ps.messages import Tensor, TensorSpec
 from ps.operation import Handle, Operation
+from ps.receiver import Receiver
 from ps.shared import Arena, Neighbour
 from ps.traffic import Traffic
 from ps.transport import WorkerLane, new_context

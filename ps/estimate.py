@@ -69,7 +69,7 @@ CHANGED_COST = 0.3
 
 
 class Sent(Protocol):
-    """What is asked of a message that was acknowledged; see :class:`ps.link.Message`."""
+    """What is asked of a message that was acknowledged; see :class:`ps.transfer.Message`."""
 
     nbytes: int
     sent_at: float
@@ -143,7 +143,7 @@ class HostEstimator:
         link.acked_at = now
 
     def received(self, peer: int, nbytes: int, follows: bool, now: float) -> None:
-        """Take note of a message from ``peer``; ``follows`` is what it says of itself (:class:`ps.link.Message`)."""
+        """Take note of a message from ``peer``; ``follows`` is as in :class:`ps.transfer.Message`."""
         link = self._links[peer]
         since = link.arrived_at if follows else now
         self._receiving.add(nbytes, 1, since, now)

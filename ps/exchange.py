@@ -23,12 +23,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ps.errors import AutoByteError, DeadlineExceeded, ErrorCode, error_from_code
-from ps.link import Transfer
 from ps.messages import Mode, Place, Span, SpanKind, Tensor
 from ps.operation import Operation
 from ps.partition import cut
 from ps.rows import RowsEncoder, row_width, split, unpack
 from ps.traffic import Traffic
+from ps.transfer import Transfer
 
 __all__ = ["Exchange", "error_for"]
 

@@ -1,4 +1,4 @@
-"""What to send next, and what is still un-acknowledged: the sending and the receiving side of a peer.
+"""What to send next to a peer, and what is still un-acknowledged.
 
 Invariants:
 
@@ -9,11 +9,8 @@ Invariants:
   most urgent partition waits for about ``credit / bandwidth``, whatever the size of what is queued behind it. Payload
   that the peer reads in shared memory counts for a part of its bytes, since it takes a part of the time.
 * **Delivery.** Messages are numbered from 1 and kept until acknowledged. After a broken connection the
-  peer says which number it expects, and the rest goes again in order; the :class:`Receiver` takes only the number
-  that it expects. Every partition arrives once, in order.
-* **Skew.** No link of a :class:`LinkGroup` runs ahead of the slowest one that has work by more than about two
-  partitions or 1 MiB. Otherwise the links of two workers drift apart in opposite directions, and every
-  server waits for its slow half (DESIGN.md, section 3.2: 4.9 s against 4.66 s on VGG-16).
+  peer says which number it expects, and the rest goes again in order; the :class:`~ps.receiver.Receiver` takes only the
+  number that it expects. Every partition arrives once, in order.
 
 The queue holds transfers, not partitions: partitions are taken lazily from its head, so a tensor of gigabytes is one
 entry. Partition, priority and credit are ByteScheduler's (SOSP 2019, section 3), priority by need in the
@@ -24,13 +21,13 @@ from __future__ import annotations
 
 from collections import deque
 from heapq import heappop, heappush
-from typing import Iterable, Iterator, Optional, Union
+from typing import Optional
 
-from ps.codecs import Encoder
-from ps.config import MIB, CommConfig
-from ps.messages import Data, Place, Span, SpanKind, encode
+from ps.config import MIB
+from ps.messages import Place, Span
+from ps.transfer import Message, Transfer
 
-__all__ = ["Transfer", "Message", "Link", "LinkGroup", "Receiver", "MESSAGE_BYTES", "MAX_SPANS"]
+__all__ = ["Link", "MESSAGE_BYTES", "MAX_SPANS"]
 
 #: What a message costs besides its payload, in bytes of credit: keeps a flood of empty messages bounded, too.
 MESSAGE_BYTES = 64
@@ -38,163 +35,6 @@ MESSAGE_BYTES = 64
 MAX_SPANS = 256
 #: Partitions for a peer on this host are joined up to so many bytes, and half the credit: about a millisecond's worth.
 NEAR_JOIN_BYTES = 2 * MIB
-#: So many bytes that the peer reads in shared memory count as one of credit and fusion: they take as long as one sent.
-SHARED_BYTES_PER_CREDIT = 4
-
-
-class Transfer:
-    """The share of one operation that goes to one shard: ranges of elements and where their bytes are.
-
-    Parameters
-    ----------
-    kind, tensor_id, version, priority
-        As in :class:`ps.messages.Span`.
-    itemsize
-        Bytes of one element.
-    origin
-        The element at which ``payload`` begins.
-    payload
-        Bytes of the elements (a memoryview of format ``B``), or None for kinds without payload.
-    ranges
-        (start, count) in elements, ascending; consumed lazily. An ``ERROR`` has one range (0, payload bytes).
-    place
-        Where ``payload`` begins in shared memory, if the peer can read it there: then it is not sent.
-    encoder
-        What makes the payload, at the moment when a range leaves; ``payload`` is None then.
-    settings
-        As in :class:`ps.messages.Span`; the first range takes them along.
-    """
-
-    __slots__ = (
-        "kind",
-        "tensor_id",
-        "version",
-        "priority",
-        "itemsize",
-        "origin",
-        "payload",
-        "ranges",
-        "place",
-        "encoder",
-        "settings",
-        "bytes_per_credit",
-        "queued_at",
-        "next_range",
-        "next_bytes",
-    )
-
-    def __init__(
-        self,
-        kind: SpanKind,
-        tensor_id: int,
-        version: int,
-        priority: int,
-        itemsize: int,
-        origin: int,
-        payload: Optional[memoryview],
-        ranges: Iterator[tuple[int, int]],
-        place: Optional[Place] = None,
-        encoder: Optional[Encoder] = None,
-        settings: bytes = b"",
-    ) -> None:
-        self.kind = kind
-        self.tensor_id = tensor_id
-        self.version = version
-        self.priority = priority
-        self.itemsize = itemsize
-        self.origin = origin
-        self.payload = payload
-        self.ranges = ranges
-        self.place = place
-        self.encoder = encoder
-        self.settings = settings
-        self.bytes_per_credit = 1 if place is None else SHARED_BYTES_PER_CREDIT
-        self.queued_at = 0.0
-        self.next_range: Optional[tuple[int, int]] = None
-        self.next_bytes = 0  #: payload bytes of the next partition
-
-    @property
-    def next_charge(self) -> int:
-        """What the next partition takes of credit and fusion, in bytes."""
-        return self.next_bytes // self.bytes_per_credit
-
-    def advance(self) -> bool:
-        """Go on to the next partition; False when there is none."""
-        following = next(self.ranges, None)
-        self.next_range = following
-        if following is None:
-            return False
-        if self.encoder is not None:
-            self.next_bytes = self.encoder.encoded_bytes(following[1])
-        elif self.payload is not None:
-            self.next_bytes = following[1] * self.itemsize
-        return True
-
-    def take(self, join_bytes: int) -> tuple[int, int, int, int]:
-        """Return the next partition, joined with those after it while they are together not over ``join_bytes``.
-
-        Returns
-        -------
-        start, count, nbytes, partitions
-            Range of elements, its payload bytes, and how many partitions it is.
-        """
-        start, count = self.next_range  # type: ignore[misc]  # a queued transfer has a next range
-        nbytes = self.next_bytes
-        partitions = 1
-        while self.advance() and 0 < nbytes + self.next_bytes <= join_bytes:
-            count += self.next_range[1]  # type: ignore[index]
-            nbytes += self.next_bytes
-            partitions += 1
-        return start, count, nbytes, partitions
-
-
-class Message:
-    """A numbered message on its way: kept, with the payload that it refers to, until it is acknowledged.
-
-    Attributes
-    ----------
-    parts
-        Payload of the spans that bring it along, in their order.
-    nbytes
-        Payload and ``MESSAGE_BYTES``.
-    charged_bytes
-        What it takes of the credit: less than ``nbytes`` where payload is in shared memory.
-    alone
-        Whether nothing else was in flight on this host when it left, so that its round trip tells the latency.
-    follows
-        Whether its link had work, queued or in flight, ever since the message before it, so that their arrivals tell
-        the bandwidth.
-    """
-
-    __slots__ = ("seq", "spans", "parts", "nbytes", "charged_bytes", "sent_at", "alone", "follows", "_header")
-
-    def __init__(
-        self, seq: int, spans: list[Span], parts: list[memoryview], nbytes: int, charged_bytes: int, sent_at: float
-    ) -> None:
-        self.seq = seq
-        self.spans = spans
-        self.parts = parts
-        self.nbytes = nbytes
-        self.charged_bytes = charged_bytes
-        self.sent_at = sent_at
-        self.alone = False
-        self.follows = False
-        self._header: Optional[bytes] = None
-
-    @property
-    def header(self) -> bytes:
-        """The header frame; encoded once, and kept for a resend."""
-        if self._header is None:
-            self._header = encode(Data(self.seq, self.spans, self.follows))
-        return self._header
-
-    @property
-    def payload(self) -> Union[memoryview, bytes, None]:
-        """The payload frame: copied only where it has several parts, None where it has none."""
-        parts = self.parts
-        if len(parts) == 1:
-            return parts[0]
-        return b"".join(parts) if parts else None
 
 
 class Link:
@@ -400,152 +240,3 @@ class Link:
             message.alone = False  # an acknowledgement may yet be that of the first sending (Karn's rule)
         self.messages_resent += len(self._in_flight)
         return list(self._in_flight)
-
-
-class LinkGroup:
-    """The links of one host, which share its credit and keep in step with each other.
-
-    Parameters
-    ----------
-    peers
-        Ranks of the peers.
-    bounded_skew
-        Whether links wait for the slowest one that has work.
-
-    Attributes
-    ----------
-    links
-        By rank of the peer.
-    skew_bytes
-        How far a link may be ahead of the slowest one that has work (or by one message, where that is larger).
-    credit_stall_seconds
-        Time up to the last ``pop`` in which work was queued and nothing could be popped.
-    bytes_sent, messages_sent, partitions_sent, queue_wait_seconds
-        Sums of the counters of the links.
-    """
-
-    def __init__(self, peers: Iterable[int], bounded_skew: bool = True) -> None:
-        self.links = {peer: Link(peer) for peer in peers}
-        self.skew_bytes = 0
-        self._bounded_skew = bounded_skew
-        self.credit_stall_seconds = 0.0
-        self._stalled_since: Optional[float] = None
-        self.configure(CommConfig())
-
-    def configure(self, config: CommConfig) -> None:
-        """Use ``config`` from the next message on; every link gets an equal part of the credit."""
-        self.skew_bytes = max(2 * config.partition_bytes, 2 * config.fusion_bytes, MIB)
-        for link in self.links.values():
-            link.credit_bytes = max(1, config.credit_bytes // len(self.links))
-            link.fusion_bytes = config.fusion_bytes
-
-    def put(self, peer: int, transfer: Transfer, now: float) -> None:
-        """Queue a transfer to ``peer``."""
-        link = self.links[peer]
-        if not link._queue:
-            # Skew counts from when both were busy: whoever joins starts level with the slowest.
-            busy = [other.progress_bytes for other in self.links.values() if other._queue]
-            if busy:
-                link.progress_bytes = min(busy)
-        link.put(transfer, now)
-
-    def pop(self, now: float) -> Optional[tuple[Link, Message]]:
-        """Return the next message and its link: of the links that have work and credit, the one that sent least."""
-        slowest: Optional[Link] = None
-        chosen: Optional[Link] = None
-        alone = True
-        for link in self.links.values():
-            if link.in_flight_bytes:
-                alone = False
-            if link._queue:
-                progress = link.progress_bytes
-                if slowest is None or progress < slowest.progress_bytes:
-                    slowest = link
-                if (chosen is None or progress < chosen.progress_bytes) and link.ready:
-                    chosen = link
-        if self._stalled_since is not None:
-            self.credit_stall_seconds += now - self._stalled_since
-            self._stalled_since = None
-        if slowest is None:
-            return None
-        message = chosen.pop(now) if chosen is not None and self._in_step(chosen, slowest) else None
-        if chosen is None or message is None:
-            self._stalled_since = now
-            return None
-        message.alone = alone
-        return chosen, message
-
-    def _in_step(self, link: Link, slowest: Link) -> bool:
-        """Whether ``link`` would still keep step with the ``slowest`` one after one more message."""
-        lead_bytes = link.progress_bytes - slowest.progress_bytes
-        if not lead_bytes or not self._bounded_skew:
-            return True
-        return lead_bytes + max(link._queue[0][2].next_bytes, link.fusion_bytes) <= self.skew_bytes
-
-    @property
-    def queued(self) -> bool:
-        """Whether any link has work that has not left yet."""
-        return any(link._queue for link in self.links.values())
-
-    @property
-    def bytes_sent(self) -> int:
-        return sum(link.bytes_sent for link in self.links.values())
-
-    @property
-    def messages_sent(self) -> int:
-        return sum(link.messages_sent for link in self.links.values())
-
-    @property
-    def partitions_sent(self) -> int:
-        return sum(link.partitions_sent for link in self.links.values())
-
-    @property
-    def queue_wait_seconds(self) -> float:
-        return sum(link.queue_wait_seconds for link in self.links.values())
-
-
-class Receiver:
-    """The receiving side of one peer: takes messages in their order and says what to acknowledge.
-
-    Attributes
-    ----------
-    expected
-        Number of the next message.
-    duplicates, gaps
-        Messages refused because they were had before, or because one before them is missing.
-    gap_begins
-        Whether the message just refused is the first after a missing one: time to ask for that.
-    """
-
-    __slots__ = ("expected", "duplicates", "gaps", "gap_begins", "_gap_at", "_pending")
-
-    def __init__(self) -> None:
-        self.expected = 1
-        self.duplicates = 0
-        self.gaps = 0
-        self.gap_begins = False
-        self._gap_at = 0
-        self._pending = False
-
-    def accept(self, seq: int) -> bool:
-        """Return whether message ``seq`` is the expected one, and so is to be processed."""
-        if seq == self.expected:
-            self.expected = seq + 1
-            self._pending = True
-            return True
-        if seq < self.expected:
-            self.duplicates += 1
-            self.gap_begins = False
-            self._pending = True  # its acknowledgement was lost
-        else:
-            self.gaps += 1
-            self.gap_begins = self._gap_at != self.expected
-            self._gap_at = self.expected
-        return False
-
-    def acknowledge(self) -> Optional[int]:
-        """Return the number up to which all has been received; None where nothing arrived since the last call."""
-        if not self._pending:
-            return None
-        self._pending = False
-        return self.expected - 1

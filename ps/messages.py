@@ -166,7 +166,7 @@ class Data(msgspec.Struct, array_like=True, frozen=True, tag=2):
 
     seq: int
     spans: list[Span]
-    follows: bool = False  #: see :class:`ps.link.Message`; for estimates only
+    follows: bool = False  #: see :class:`ps.transfer.Message`; for estimates only
 
 
 class Ack(msgspec.Struct, array_like=True, frozen=True, tag=3):

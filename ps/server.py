@@ -29,10 +29,10 @@ from ps.commands import Commands
 from ps.config import Role, Settings
 from ps.console import run_process, version_option
 from ps.errors import ErrorCode
-from ps.link import Receiver
 from ps.membership import Membership
 from ps.messages import Span
 from ps.network import bind_host
+from ps.receiver import Receiver
 from ps.shards import Answer, ShardBook
 from ps.shared import Arena, Neighbour, SharedMemoryError
 from ps.traffic import Traffic

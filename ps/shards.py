@@ -22,11 +22,11 @@ from ps.codecs import Codec, CodecError
 from ps.config import CommConfig
 from ps.errors import ErrorCode
 from ps.ledger import Ledger, OrderedLedger
-from ps.link import Transfer
 from ps.messages import Mode, Place, Shard, Span, SpanKind, Tensor
 from ps.partition import cut
 from ps.rows import ID_BYTES, Piece, RowsEncoder, records, row_width, unpack
 from ps.tally import Tally
+from ps.transfer import Transfer
 from ps.updater import MakeUpdater
 
 __all__ = ["Answer", "ShardBook"]

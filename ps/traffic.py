@@ -14,8 +14,9 @@ import msgspec
 from ps.config import CommConfig, Role, Settings, server_config
 from ps.counters import Counters
 from ps.estimate import HostEstimator
-from ps.link import LinkGroup, Message, Transfer
+from ps.link_group import LinkGroup
 from ps.stats import Observation
+from ps.transfer import Message, Transfer
 
 __all__ = ["Traffic"]
 

@@ -21,10 +21,10 @@ import numpy as np
 import ps
 from ps.config import CommConfig, Role, Settings
 from ps.layers import StepTimes
-from ps.link import Transfer
 from ps.messages import Report, SpanKind, decode_control, encode
 from ps.stats import Observation
 from ps.traffic import Traffic
+from ps.transfer import Transfer
 from scheduler.tuning import Tuning
 from tuner.static import StaticTuner
 

@@ -1,8 +1,8 @@
 """Training steps on a virtual clock: the project's own links and ledgers, without sockets, threads and memory.
 
 What decides is not modelled but run: :mod:`ps.placement` places the tensors, :mod:`ps.partition` cuts them,
-:class:`ps.link.LinkGroup` chooses what leaves (priority, credit, fusion, bounded skew) and :class:`ps.ledger.Ledger`
-says what is complete. What is modelled is what they run on (:mod:`tuner.conditions`):
+:class:`ps.link_group.LinkGroup` chooses what leaves (priority, credit, fusion, bounded skew) and
+:class:`ps.ledger.Ledger` says what is complete. What is modelled is what they run on (:mod:`tuner.conditions`):
 
 * **accelerator**: computation takes the profile's times. A gradient is pushed when it is ready, and the layer that
   needs a tensor in the next forward pass waits for its sum;
@@ -32,9 +32,12 @@ from numpy.typing import NDArray
 
 from ps.config import CommConfig
 from ps.ledger import Ledger
-from ps.link import MESSAGE_BYTES, LinkGroup, Message, Receiver, Transfer
+from ps.link import MESSAGE_BYTES
+from ps.link_group import LinkGroup
 from ps.messages import Shard, Span, SpanKind
 from ps.partition import cut
+from ps.receiver import Receiver
+from ps.transfer import Message, Transfer
 from tuner.conditions import Conditions, Host
 from tuner.layout import ITEM_BYTES, Configs, node_configs, shards_of
 from tuner.profiles import ModelProfile

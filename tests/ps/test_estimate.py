@@ -10,8 +10,8 @@ import pytest
 
 from ps.config import KIB, MIB, CommConfig
 from ps.estimate import HostEstimate, HostEstimator
-from ps.link import Message
 from ps.stats import MAX_LINKS, Estimate
+from ps.transfer import Message
 from tests.ps.wires import GIGABIT, Wires
 
 pytestmark = pytest.mark.timeout(20)

@@ -11,9 +11,12 @@ from hypothesis import strategies as st
 
 from ps.codecs.interface import Array
 from ps.config import KIB, MIB, CommConfig
-from ps.link import MAX_SPANS, MESSAGE_BYTES, Link, LinkGroup, Message, Receiver, Transfer
+from ps.link import MAX_SPANS, MESSAGE_BYTES, Link
+from ps.link_group import LinkGroup
 from ps.messages import Data, Place, SpanKind, decode_data
 from ps.partition import cut
+from ps.receiver import Receiver
+from ps.transfer import Message, Transfer
 
 
 def push(tensor_id: int, size_bytes: int, partition_bytes: int = 100, priority: int = 0) -> Transfer:

@@ -13,8 +13,9 @@ from typing import Callable, Iterator
 
 from ps.config import KIB, MIB, CommConfig
 from ps.estimate import HostEstimate, HostEstimator
-from ps.link import LinkGroup, Message, Transfer
+from ps.link_group import LinkGroup
 from ps.messages import SpanKind
+from ps.transfer import Message, Transfer
 
 GIGABIT = 125e6  # bytes per second
 CONFIG = CommConfig(fusion_bytes=0)
