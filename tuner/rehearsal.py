@@ -1,8 +1,8 @@
 """What learning in a job is worth: a job tries what the network says, learns from the outcome, and tries again.
 
 Each held-out job starts with the default configuration. A trial is the untried candidate with the largest predicted
-gain; its speedup is measured with noise, and the network is fine-tuned with all trials so far. The regret of the fastest
-one so far says what the job would run on.
+gain; its speedup is measured with noise, and the network is fine-tuned with all trials so far. The regret of the
+fastest one so far says what the job would run on.
 """
 
 from __future__ import annotations
