@@ -96,12 +96,10 @@ def test_gains_name_all_others_and_what_only_hindsight_knows() -> None:
     )
 
 
-def test_a_layer_ends_with_the_tensor_that_has_a_time() -> None:
-    model = ModelProfile(
-        "two",
-        (TensorProfile("weight", 40, 0.0, 0.0), TensorProfile("bias", 4, 0.1, 0.2), TensorProfile("w", 4, 0.3, 0)),
-    )
-    assert layers(model) == [Layer(0, 2, 0.1, 0.2), Layer(2, 3, 0.3, 0)]
+def test_tensors_belong_to_the_layer_whose_time_follows_and_tiny_layers_to_the_next_one() -> None:
+    times = [(0.0, 0.0), (0.1, 0.2), (0.0, 0.001), (0.3, 0.4), (0.0, 0.0)]
+    model = ModelProfile("three", tuple(TensorProfile(f"tensor{n}", 4, *each) for n, each in enumerate(times)))
+    assert layers(model) == [Layer(0, 2, 0.1, 0.2), Layer(2, 4, 0.3, 0.401), Layer(4, 5, 0.0, 0.0)]
 
 
 def test_the_device_takes_the_sum_of_the_times_whatever_the_delays_between() -> None:
