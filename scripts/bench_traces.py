@@ -236,6 +236,9 @@ def evaluate(arguments: argparse.Namespace, setup: Setup, traces: Sequence[Trace
         for number in range(arguments.rounds) for trace in traces for rival in arguments.rivals
     ]  # fmt: skip
     with Lab(setup.workers + setup.servers, setup.rate_mbit) as lab:
+        stream = lab.measure(seconds=0.3)
+        record["network"] = stream._asdict()
+        console.print(f"a TCP stream ({stream.congestion}) carries {stream.goodput_mbit:.0f} Mbit/s")
         for trace, rival, number in wanted:
             key = trace.name, json.dumps(trace.changes), trace.seconds, rival, number
             if key in known:
@@ -296,8 +299,8 @@ def _parse(arguments: Optional[Sequence[str]]) -> argparse.Namespace:
                         help=f"of {', '.join(NAMED)}, or NAME=SECONDS:HOST:MBIT+...")  # fmt: skip
     parser.add_argument("--rivals", type=_rivals, default=RIVALS, metavar="A,B,...",
                         help=f"the first is compared with the others (default {RIVALS})")  # fmt: skip
-    parser.add_argument("--steps", type=int, default=45,
-                        help="a trace lasts as long as so many ideal steps at the start (default 45)")  # fmt: skip
+    parser.add_argument("--steps", type=int, default=40,
+                        help="a trace lasts as long as so many ideal steps at the start (default 40)")  # fmt: skip
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--search-steps", type=int, default=300, help="most steps of a search before the traces")
     parser.add_argument("--window", type=float, default=0.5, help="AUTOBYTE_WINDOW_SECONDS (default 0.5)")

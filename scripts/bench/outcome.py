@@ -13,7 +13,7 @@ from bench.traces import Progress, Rounds, Trace, gain_in_steps, gain_in_time, h
 
 __all__ = ["Outcome", "gain_table", "phase_table", "plot", "switch_lines"]
 
-STATIC = "static:"
+STATIC, KEPT = "static:", "-kept"
 
 
 class Outcome:
@@ -35,8 +35,8 @@ class Outcome:
 
     @property
     def statics(self) -> Dict[str, List[Progress]]:
-        """Progress of the static configurations alone."""
-        return {rival: progress for rival, progress in self.progress.items() if rival.startswith(STATIC)}
+        """Progress of the jobs that kept one configuration."""
+        return {name: each for name, each in self.progress.items() if name.startswith(STATIC) or name.endswith(KEPT)}
 
     def gains(self, in_time: bool) -> Dict[str, float]:
         """Return the first rival's gain over each other, and over what only hindsight knows."""
@@ -102,18 +102,21 @@ def gain_table(outcomes: Sequence[Outcome], in_time: bool = False) -> Table:
 
 
 def switch_lines(outcomes: Sequence[Outcome]) -> List[str]:
-    """Return a line for each switch: when, to what, why."""
+    """Return a line for each switch: when, to what, why, and what it brought."""
     lines = []
     for outcome in outcomes:
         for rival, played in outcome.jobs.items():
             for number, job in enumerate(played, start=1):
-                for event in job["events"]:
-                    if event["event"] != "decided" or not event["epoch"]:
-                        continue
-                    config = event["config"]
+                measured = {event["epoch"]: event["speedup"] for event in job["events"] if event["event"] == "measured"}
+                switches = (event for event in job["events"] if event["event"] == "decided" and event["epoch"])
+                for event in switches:
+                    config, epoch = event["config"], event["epoch"]
                     sizes = "/".join(f"{config[name] / 1024:.0f}K" for name in ("partition_bytes", "credit_bytes"))
-                    lines.append(f"{outcome.trace.name}, {rival}, round {number}, {event['time']:.1f} s: epoch "
-                                 f"{event['epoch']}, {sizes}: {event['reason']}")  # fmt: skip
+                    brought = f"; speedup {measured[epoch]:.2f} measured" if epoch in measured else ""
+                    lines.append(
+                        f"{outcome.trace.name}, {rival}, round {number}, {event['time']:.1f} s: epoch {epoch}, "
+                        f"{sizes}: {event['reason']}{brought}"
+                    )
     return lines
 
 
