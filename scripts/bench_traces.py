@@ -20,12 +20,13 @@ import importlib.util
 import json
 import os
 import re
+import subprocess
 import sys
 import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from rich.console import Console
 
@@ -73,9 +74,13 @@ class Emulation:
     def address(self, host: int) -> str:
         return self._lab.address(host)
 
-    def popen(self, host: int, command: Sequence[str], env: Dict[str, str], **streams: Any) -> Any:
-        command = self._worker if env["DMLC_ROLE"] == "worker" else command
-        return self._lab.popen(host, command, {**env, **self._variables}, **streams)
+    def popen(
+        self, host: int, command: Sequence[str], env: Optional[Mapping[str, str]] = None,
+        stdin: Optional[int] = None, stdout: Optional[int] = None, stderr: Optional[int] = None,
+    ) -> subprocess.Popen[str]:  # fmt: skip
+        variables = {**(env or {}), **self._variables}
+        command = self._worker if variables["DMLC_ROLE"] == "worker" else command
+        return self._lab.popen(host, command, variables, stdin, stdout, stderr)
 
 
 def rival_variables(text: str) -> Dict[str, str]:
@@ -132,7 +137,7 @@ def started(lab: Lab, setup: Setup, variables: Dict[str, str], patience_seconds:
     with tempfile.TemporaryDirectory() as directory:
         event_file = Path(directory, "events.jsonl")
         network = Emulation(lab, setup, {**variables, "AUTOBYTE_EVENT_FILE": str(event_file)})
-        job = Job("autobyte", setup.profile, network, setup.workers, setup.servers, patience_seconds)  # type: ignore
+        job = Job("autobyte", setup.profile, network, setup.workers, setup.servers, patience_seconds)
         with job:
             job.answers()
             job.checked_round(0)

@@ -25,6 +25,8 @@ import time
 from typing import Any, Callable, List, NamedTuple, Sequence, Tuple
 
 from bench.profiles import FLOAT32_BYTES, Tensor
+from bench.stores import STORES
+from bench.worker import MXNetGradients, checked_round
 from tuner.profiles import ModelProfile, load
 
 __all__ = ["Device", "Layer", "layers", "tensors"]
@@ -129,9 +131,6 @@ class Training:
 
 def main() -> None:
     """Open the store, obey the orders, leave."""
-    from bench.stores import STORES
-    from bench.worker import MXNetGradients, checked_round
-
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what a library prints must not mix with the answers
     model, scale, compute_seconds = load(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3])
