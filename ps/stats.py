@@ -7,13 +7,16 @@ could not be observed in the window is None, never a made-up zero.
 
 from __future__ import annotations
 
-from typing import Optional
+from typing import Annotated, Optional
 
 import msgspec
 
 from ps.config import Role
 
-__all__ = ["Estimate", "Observation"]
+__all__ = ["Estimate", "LayerGroup", "Observation", "MAX_LAYERS"]
+
+#: A model with more tensors is described in so many groups of neighbours.
+MAX_LAYERS = 64
 
 
 class Estimate(msgspec.Struct, array_like=True, frozen=True):
@@ -22,6 +25,23 @@ class Estimate(msgspec.Struct, array_like=True, frozen=True):
     value: float
     spread: float
     samples: int
+
+
+class LayerGroup(msgspec.Struct, array_like=True, frozen=True):
+    """Tensors that are neighbours in forward order; whole microseconds, to be short on the wire."""
+
+    tensors: int
+    size_bytes: int
+    forward_microseconds: int  #: computation of the layers that these tensors belong to
+    backward_microseconds: int  #: computation that ends with their gradients
+
+    @property
+    def forward_seconds(self) -> float:
+        return self.forward_microseconds / 1e6
+
+    @property
+    def backward_seconds(self) -> float:
+        return self.backward_microseconds / 1e6
 
 
 class Observation(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,6 +59,7 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     step_seconds: Optional[float] = None  #: median duration of those steps
     forward_seconds: Optional[float] = None
     backward_seconds: Optional[float] = None
+    layers: Annotated[tuple[LayerGroup, ...], msgspec.Meta(max_length=MAX_LAYERS)] = ()  #: in forward order
     tensors: int = 0  #: number of tensors pushed per step, as known so far
     model_bytes: int = 0  #: bytes pushed per step, as known so far
     tensor_bytes: tuple[int, ...] = ()  #: size of each tensor in forward order; one worker of a job tells
@@ -54,6 +75,7 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     bandwidth_bytes_per_second: Optional[Estimate] = None  #: of this host's sending side
     latency_seconds: Optional[Estimate] = None  #: one way
     overhead_seconds: Optional[Estimate] = None  #: CPU time of the communication thread per message
+    byte_seconds: Optional[Estimate] = None  #: CPU time of the communication thread per byte, on top of the overhead
     cpu_seconds: float = 0.0  #: CPU time of the whole process in the window
 
     # servers

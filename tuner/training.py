@@ -271,7 +271,7 @@ def main(
         examples = examples_of(whole, lambda _: bar.advance(reading))
         kinds = held_out(examples, whole)
         test = examples.take(kinds != "nothing")
-        left_out = whole.number[examples.scenario] % CALIBRATION == 0
+        left_out = examples.scenario % CALIBRATION == 0
         train_on = examples.take((kinds == "nothing") & ~left_out)
         calibration = examples.take((kinds == "nothing") & left_out)
         fitting = bar.add_task("fitting", total=epochs)
