@@ -10,8 +10,10 @@ every candidate would bring, what was measured corrects it (:mod:`tuner.belief`)
 3. **explore** what may be better, when nothing is nearly certain: only where hardly anything can be lost, upwards or
    one power of two down, and only as long as the time lost in trials stays below a small part of all time;
 4. **re-open** the search when conditions change (:mod:`tuner.change`): what was measured before is doubted as much as
-   they have changed, and the threshold is what it was at the start;
-5. **retreat** when steps suddenly take much longer under P or C smaller than the start's, before any estimate has
+   they have changed, and remembered (:mod:`tuner.memory`) for when they come back;
+5. **check** against the start's configuration, once after each change, where it may be better: what is in force must
+   not stay slower than the default for long;
+6. **retreat** when steps suddenly take much longer under P or C smaller than the start's, before any estimate has
    followed: back to the start's, which is safe.
 
 The predictor learns from every verdict; how far it was off also widens what is believed of its next predictions. Where
@@ -32,10 +34,12 @@ from ps.stats import Observation
 from tuner.belief import Array, Belief, believe, expected_gain
 from tuner.change import Watch
 from tuner.interface import Proposal, Tuner
+from tuner.memory import Memory
 from tuner.predictor import Prediction, Predictor, RulePredictor, Sample
+from tuner.purse import Purse
 from tuner.rounds import Round, Rounds
 from tuner.situation import Situation
-from tuner.space import MAX_SEARCHED_CREDIT_BYTES, MAX_SEARCHED_PARTITION_BYTES, candidates, size_key
+from tuner.space import candidates, size_key
 from tuner.steps import StepMeter, StepTime
 from tuner.trial import Outcome, Trial
 
@@ -58,7 +62,9 @@ TIE = 0.005
 UNSETTLED_TIE = 0.05
 #: Each power of two by which P is smaller than the start's has to be worth so much: if messages suddenly cost more, the
 #: next steps are ruined.
-FEAR = 0.015
+FEAR = 0.02
+#: What was measured for so many rounds is remembered for when these conditions come back.
+NOTED_ROUNDS = 3
 #: A situation is made of so many latest rounds, and a step time of so many.
 SITUATION_ROUNDS = 4
 TIMED_ROUNDS = 10
@@ -69,27 +75,24 @@ DOUBT = 0.5
 #: With more doubt than this a trial says nothing, and is no trial any more; nor is such a measurement kept.
 MOST_DOUBT = 0.15
 FORGOTTEN = 0.5
-#: The predictor is trusted as if it had been right so many times before.
+#: The predictor is trusted as if it had been off by what it says so many times before, and never this much more.
 TRUSTED = 4.0
+MOST_TRUST = 0.5
 
 #: Exploration begins after so many rounds in which nothing changed.
 EXPLORING_ROUNDS = 4
 #: A trial is worth it when the expected gain, were it kept if it is one, is above this ...
 LEAST_PROMISE = 0.003
 #: ... and is not likely to lose more than this (one deviation below the mean).
-MOST_RISK = math.log(1.1)
-#: What trials may lose: so many seconds at the start, and this part of all time; a verified gain adds what it saves in
-#: so many seconds. So much may be saved up.
-FIRST_PURSE_SECONDS = 0.3
-PURSE_RATE = 0.01
-GAIN_SECONDS = 3.0
-MAX_PURSE_SECONDS = 30.0
+MOST_RISK = math.log(1.06)
 #: A trial that loses is over after about so many rounds.
 TRIAL_ROUNDS = 3
-#: Down by this factor at most.
+#: Down by this factor at most, from what is in force or from the start, which is safe.
 DOWN_FACTOR = 2
 #: A slow-down by this factor under a configuration smaller than the start's ends it at once.
 RETREAT_FACTOR = 1.3
+#: After a change the start's configuration is tried where this gain is possible (one deviation above the mean).
+CHECKED_GAIN = 0.03
 
 #: So many verdicts are remembered.
 MAX_SAMPLES = 32
@@ -128,15 +131,16 @@ class AutoByteTuner(Tuner):
         self._collecting = Rounds()
         self._rounds: list[Round] = []  # under the configuration in force, since conditions changed
         self._measured: dict[CommConfig, StepTime] = {}  # of other configurations
+        self._memory = Memory()
         self._trial: Optional[Trial] = None
         self._change = ""  # what has changed since the last proposal
         self._retreat = False
+        self._check = False  # whether the start's configuration is to be tried
         self._resume: Optional[CommConfig] = None  # what an earlier run of the job has ended with
         self._futile = 0  # trials in a row that brought nothing
-        self._purse_seconds = FIRST_PURSE_SECONDS
+        self._purse = Purse()
         self._samples: list[Sample] = []
         self._misses: list[float] = []  # how far each prediction was off, in its own spreads
-        self._now: Optional[float] = None
         self._began = False
         self._heard = False  # whether a round has closed since the last search
 
@@ -145,7 +149,7 @@ class AutoByteTuner(Tuner):
             self._take(closed)
 
     def propose(self, now: float) -> Optional[Proposal]:
-        self._fill_purse(now)
+        self._purse.fill(now)
         if self._trial is not None:
             return self._judge(self._trial, now)
         situation, present = self._situation(), self._time()
@@ -182,6 +186,7 @@ class AutoByteTuner(Tuner):
             self._trial = None
         self._rounds = [closed]
         self._futile = 0
+        self._check = True
         smaller = (
             self._config.partition_bytes < self._start.partition_bytes
             or self._config.credit_bytes < self._start.credit_bytes
@@ -215,16 +220,19 @@ class AutoByteTuner(Tuner):
             rule = self._rule.predict(situation, self._candidates)
             gains, spreads = np.where(sure, gains, rule.log_speedup), np.where(sure, spreads, rule.spread)
         caution = math.sqrt((TRUSTED + sum(miss**2 for miss in self._misses)) / (TRUSTED + len(self._misses)))
-        prediction = Prediction(gains, spreads * max(1.0, caution))
+        prediction = Prediction(gains, spreads * max(MOST_TRUST, caution))
+        known = {**self._memory.recall(situation, present), **self._measured}
         measured = {
             config: (math.log(time.speedup_over(present)), math.hypot(time.noise, present.noise))
-            for config, time in self._measured.items()
+            for config, time in known.items()
         }
         return believe(self._candidates, prediction, measured)
 
     # ------------------------------------------------------------------------------------ the search
 
     def _search(self, situation: Situation, present: StepTime, now: float) -> Optional[Proposal]:
+        if len(self._rounds) >= NOTED_ROUNDS:
+            self._memory.note(situation, present)
         belief = self._belief(situation, present)
         certain = belief.mean - belief.deviation + self._fears
         best = self._largest_of_tied(certain)
@@ -238,6 +246,11 @@ class AutoByteTuner(Tuner):
             return self._go_up()
         if self._resume is not None:
             return self._go_on(belief, situation, present, now)
+        if self._check and self._settled:
+            self._check = False
+            index = self._candidates.index(self._start)
+            if belief.mean[index] + belief.deviation[index] > CHECKED_GAIN:
+                return self._switch(index, belief, situation, present, "against the start's; ", now)
         if len(self._rounds) >= EXPLORING_ROUNDS:
             return self._explore(belief, situation, present, now)
         return None
@@ -267,8 +280,8 @@ class AutoByteTuner(Tuner):
             (expected_gain(float(worth[index]), float(belief.deviation[index])), index)
             for index, candidate in enumerate(self._candidates)
             if belief.mean[index] - belief.deviation[index] > -MOST_RISK
-            and _not_far_below(candidate, self._config)
-            and cost(index) <= self._purse_seconds
+            and _not_far_below(candidate, self._config, self._start)
+            and cost(index) <= self._purse.seconds
         ]
         promise, index = max(promising, default=(0.0, 0))
         if promise <= LEAST_PROMISE * self._demand:
@@ -328,14 +341,14 @@ class AutoByteTuner(Tuner):
             self._learn(trial, verdict.gain, verdict.noise)
         if verdict.gain is not None and verdict.gain > FUTILE_GAIN:
             self._futile = 0
-            self._purse_seconds += GAIN_SECONDS * verdict.gain
+            self._purse.earn(verdict.gain)
         elif not trial.doubtful:
             self._futile += 1
         if verdict.outcome is Outcome.KEEP:
             self._change = ""
             return Proposal(config=self._config, reason=f"verified: {verdict.text}")
         if after is not None:
-            self._purse_seconds -= max(0.0, after.seconds - trial.time.seconds) * steps
+            self._purse.pay(max(0.0, after.seconds - trial.time.seconds) * steps)
         return self._put_in_force(trial.before, f"taken back: {verdict.text}")
 
     def _learn(self, trial: Trial, gain: float, noise: float) -> None:
@@ -343,11 +356,6 @@ class AutoByteTuner(Tuner):
         self._samples.append(Sample(trial.situation, trial.config, gain, noise))
         del self._misses[:-MAX_SAMPLES], self._samples[:-MAX_SAMPLES]
         self._predictor.fine_tune(self._samples)
-
-    def _fill_purse(self, now: float) -> None:
-        passed = 0.0 if self._now is None else now - self._now
-        self._now = now
-        self._purse_seconds = min(self._purse_seconds + PURSE_RATE * passed, MAX_PURSE_SECONDS)
 
     # --------------------------------------------------------------------------------- over a restart
 
@@ -382,8 +390,8 @@ def _powers_below(candidate: CommConfig, start: CommConfig) -> float:
     return max(0.0, math.log2(start.partition_bytes / candidate.partition_bytes))
 
 
-def _not_far_below(candidate: CommConfig, present: CommConfig) -> bool:
-    """Return whether a candidate is larger than the present configuration, or only a little smaller."""
+def _not_far_below(candidate: CommConfig, present: CommConfig, start: CommConfig) -> bool:
+    """Return whether a candidate is at most a little smaller than the present configuration or the start's."""
     return candidate.partition_bytes * DOWN_FACTOR >= min(
-        present.partition_bytes, MAX_SEARCHED_PARTITION_BYTES
-    ) and candidate.credit_bytes * DOWN_FACTOR >= min(present.credit_bytes, MAX_SEARCHED_CREDIT_BYTES)
+        present.partition_bytes, start.partition_bytes
+    ) and candidate.credit_bytes * DOWN_FACTOR >= min(present.credit_bytes, start.credit_bytes)

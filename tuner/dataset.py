@@ -61,8 +61,9 @@ COUNTERS = (
     "partitions",
     "thread_seconds",
 )
-#: Parts of the jobs that do not know sizes, or computation.
-UNKNOWN_TENSORS, UNKNOWN_PASSES = 0.15, 0.1
+#: Parts of the jobs that do not know the sizes of tensors, their computation, or the cost per byte; and the passes.
+UNKNOWN = (0.1, 0.2, 0.2)
+UNKNOWN_PASSES = 0.1
 HOST = ("send_bytes_per_second", "receive_bytes_per_second", "overhead_seconds", "byte_seconds", "speed")
 #: Decides the errors of the estimates beside the scenario.
 SITUATION_SEED = 7
@@ -137,8 +138,13 @@ class DataSet(NamedTuple):
         rng = np.random.default_rng([SITUATION_SEED, scenario.seed, scenario.number, present])
         config = self.candidates()[scenario.presents[present]]
         situation = situation_of(profile, scenario.conditions, config, seen, rng, scenario.estimate_spread)
-        if rng.random() < UNKNOWN_TENSORS:
-            situation = replace(situation, tensor_bytes=())
+        unknown = rng.random(3) < UNKNOWN
+        situation = replace(
+            situation,
+            tensor_bytes=() if unknown[0] else situation.tensor_bytes,
+            tensor_seconds=() if unknown[:2].any() else situation.tensor_seconds,
+            byte_seconds=None if unknown[2] else situation.byte_seconds,
+        )
         if rng.random() < UNKNOWN_PASSES:
             situation = replace(situation, forward_seconds=None, backward_seconds=None)
         return situation

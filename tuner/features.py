@@ -47,7 +47,7 @@ UNKNOWN_SUM_BYTES_PER_SECOND = 4e9
 #: The forward pass computes for this part of the backward pass; what a worker reports of it has waits in it.
 FORWARD_PART = 0.5
 #: A message takes ``(wire ** p + overhead ** p) ** (1 / p)``, and a rate is limited by messages and by credit alike.
-MESSAGE_POWER, RATE_POWER = 1.25, 1.5
+MESSAGE_POWER, RATE_POWER = 4.0, 4.0
 #: A worker's link may be ahead by two partitions, or by this.
 SKEW_BYTES = 1e6
 #: So many tensors are assumed at most where sizes are not known.
@@ -77,7 +77,8 @@ class _Scales(NamedTuple):
     latency: float
     overhead: float
     round_trip: float
-    server_overhead: float  # of the messages that a server has for each one of a worker
+    byte_seconds: float
+    sum_seconds: float  # a server's, per byte
     model_bytes: float
     shards: _Shards
     sizes: Array  # of tensors, in forward order; all alike where unknown
@@ -87,8 +88,9 @@ class _Scales(NamedTuple):
 class _Shards(NamedTuple):
     """How the tensors lie on the servers: what is queued and cut are shards."""
 
-    size_bytes: Array  # of the shards of each tensor, which are alike
-    per_tensor: Array  # how many
+    size_bytes: Array  # ascending, each size once
+    number: Array  # of shards of each size
+    part: Array  # of the model in shards of each size
     largest_bytes: float
     most_loaded: float  # part of the model on the server with the most
 
@@ -99,6 +101,7 @@ class _Configs(NamedTuple):
     partition: Array
     credit: Array
     fusion: Array
+    skew: Array  # bytes that a worker's link may be ahead of its slowest, which knows no shards
     whole: Array  # whether the largest shard is sent in one piece
     partitions: Array  # of a worker per step
     messages: Array  # the same where small ones are joined
@@ -106,9 +109,9 @@ class _Configs(NamedTuple):
     flow: Flow
 
     def take(self, rows: slice) -> _Configs:
-        partition, credit, fusion, whole, partitions, messages, rate = (array[rows] for array in self[:7])
+        partition, credit, fusion, skew, whole, partitions, messages, rate = (array[rows] for array in self[:8])
         flow = Flow(*(array[rows] for array in self.flow))
-        return _Configs(partition, credit, fusion, whole, partitions, messages, rate, flow)
+        return _Configs(partition, credit, fusion, skew, whole, partitions, messages, rate, flow)
 
 
 class _View(NamedTuple):
@@ -152,7 +155,7 @@ def features(situation: Situation, candidates: Sequence[CommConfig]) -> Features
 
 
 def _view(situation: Situation, candidates: Sequence[CommConfig]) -> _View:
-    bandwidth, overhead = situation.bandwidth_bytes_per_second, situation.overhead_seconds
+    bandwidth, overhead = (situation.bandwidth_bytes_per_second, situation.overhead_seconds)
     if not known(situation) or bandwidth is None or overhead is None:
         raise ValueError("features need model_bytes, step_seconds, bandwidth and overhead")
     scales = _scales(situation, bandwidth, overhead)
@@ -184,7 +187,8 @@ def _scales(situation: Situation, bandwidth: Across, overhead: Across) -> _Scale
         latency=latency,
         overhead=overhead.median,
         round_trip=2 * latency + 2.5 * overhead.median,
-        server_overhead=max(1.0, fan_in) * overhead.median,
+        byte_seconds=0.0 if situation.byte_seconds is None else situation.byte_seconds.median,
+        sum_seconds=1 / (situation.sum_bytes_per_second or UNKNOWN_SUM_BYTES_PER_SECOND),
         model_bytes=model_bytes,
         shards=shards,
         sizes=np.array(tensor_bytes, float),
@@ -195,10 +199,12 @@ def _scales(situation: Situation, bandwidth: Across, overhead: Across) -> _Scale
 @functools.lru_cache(maxsize=8)
 def _shards(tensor_bytes: tuple[int, ...], num_servers: int) -> _Shards:
     placement = Placement(num_servers)
-    counts = np.array([len(placement.place(max(1, size), 1)) for size in tensor_bytes], float)
-    sizes = np.maximum(1, np.array(tensor_bytes, float)) / counts
-    most_loaded = max(placement.load_bytes) / sum(placement.load_bytes)
-    return _Shards(sizes, counts, float(sizes.max()), most_loaded)
+    per_tensor = np.array([len(placement.place(max(1, size), 1)) for size in tensor_bytes], float)
+    sizes, which = np.unique(np.maximum(1, np.array(tensor_bytes, float)) / per_tensor, return_inverse=True)
+    number = np.bincount(which, per_tensor).astype(float)
+    total_bytes = sum(placement.load_bytes)
+    most_loaded = max(placement.load_bytes) / total_bytes
+    return _Shards(sizes, number, number * sizes / total_bytes, float(sizes[-1]), most_loaded)
 
 
 def _rates(situation: Situation, bandwidth: Across) -> tuple[list[float], list[float]]:
@@ -214,19 +220,29 @@ def _configs(configs: Sequence[CommConfig], scales: _Scales, situation: Situatio
     partition = np.minimum(asked[:, 0], shards.largest_bytes)
     credit = np.clip(asked[:, 1], partition, scales.model_bytes)
     fusion = np.clip(asked[:, 2], 1.0, scales.model_bytes)
+    skew = np.minimum(np.maximum(2 * asked[:, 0], SKEW_BYTES), 2 * scales.model_bytes)
     # A shard is cut into so many partitions, or shares a message with others that are as small.
     cut = np.ceil(shards.size_bytes / partition[:, None])
     shared = np.clip(shards.size_bytes / fusion[:, None], 1 / scales.tensors, 1.0)
-    partitions = cut @ shards.per_tensor
-    messages = (cut * shared) @ shards.per_tensor
+    partitions = cut @ shards.number
+    messages = (cut * shared) @ shards.number
     payload = np.minimum(scales.model_bytes / messages, partition)
-    message = _either(payload / scales.rate, scales.server_overhead, MESSAGE_POWER)
+    # Each partition goes out and comes back; a server has those of several workers, and their sums.
+    there_and_back = 2 * (scales.overhead + payload * scales.byte_seconds)
+    thread = np.maximum(there_and_back, scales.fan_in * (there_and_back + payload * scales.sum_seconds))
+    message = _either(payload / scales.rate, thread, MESSAGE_POWER)
     round_trip = message / 2 + scales.round_trip
-    rate = 1 / _either(message / payload, round_trip / credit, RATE_POWER)
-    delay = 2 * partition / scales.rate + 2 * scales.latency + 4 * scales.server_overhead
-    pieces = pieces_of(scales.sizes, scales.forward_seconds, scales.backward_seconds)
+    # Credit is split over links, which may always have one partition under way; servers have a link for each worker.
+    links = np.maximum(asked[:, 1] / max(situation.num_servers, situation.num_workers), partition)
+    in_flight = np.minimum(situation.num_servers * links, scales.model_bytes)
+    rate = 1 / _either(message / payload, round_trip / in_flight, RATE_POWER)
+    delay = 2 * partition / scales.rate + 2 * scales.latency + 4 * max(1.0, scales.fan_in) * scales.overhead
+    same = len(situation.tensor_seconds) == len(scales.sizes)
+    work = np.array(situation.tensor_seconds if same else ())
+    pieces = pieces_of(scales.sizes, scales.forward_seconds, scales.backward_seconds, work)
     whole = (asked[:, 0] >= shards.largest_bytes).astype(float)
-    return _Configs(partition, credit, fusion, whole, partitions, messages, rate, flow(pieces, rate, delay))
+    flows = flow(pieces, rate, delay)
+    return _Configs(partition, credit, fusion, skew, whole, partitions, messages, rate, flows)
 
 
 def _either(one: Array, other: Union[float, Array], power: float) -> Array:
@@ -268,11 +284,10 @@ def _flow(view: _View) -> dict[str, Column]:
 
 def _sizes(view: _View) -> dict[str, Column]:
     s, scales, there = view.situation, view.scales, view.there
-    mean_shard = scales.model_bytes / scales.shards.per_tensor.sum()
-    skew = np.maximum(2 * there.partition, SKEW_BYTES)
+    mean_shard = scales.model_bytes / scales.shards.number.sum()
     return {
         "overhead_in_partitions": _log(scales.overhead * scales.rate / there.partition),
-        "server_overhead_in_partitions": _log(scales.server_overhead * scales.rate / there.partition),
+        "server_overhead_in_partitions": _log(scales.fan_in * scales.overhead * scales.rate / there.partition),
         "round_trip_in_partitions": _log(scales.round_trip * scales.rate / there.partition),
         "round_trips_in_credit": _log(there.credit / (scales.rate * scales.round_trip)),
         "partitions_in_credit": _log(there.credit / there.partition),
@@ -283,16 +298,17 @@ def _sizes(view: _View) -> dict[str, Column]:
         "partition_wait_in_step": _log(there.partition / scales.rate / scales.step_seconds),
         "credit_wait_in_step": _log(there.credit / scales.rate / scales.step_seconds),
         "overhead_in_step": _log(there.messages * scales.overhead / scales.step_seconds),
-        "server_overhead_in_wire": _log(there.messages * scales.server_overhead / scales.wire_seconds),
+        "server_overhead_in_wire": _log(there.messages * scales.fan_in * scales.overhead / scales.wire_seconds),
         "payload_in_partitions": _log(scales.model_bytes / there.messages / there.partition),
-        "shards_in_partitions": _log(there.partitions / scales.shards.per_tensor.sum()),
-        "bytes_whole": (scales.shards.size_bytes <= there.partition[:, None]) @ scales.sizes / scales.model_bytes,
+        "shards_in_partitions": _log(there.partitions / scales.shards.number.sum()),
+        "bytes_whole": (scales.shards.size_bytes <= there.partition[:, None]) @ scales.shards.part,
         "whole": there.whole,
         # A link fuses no more than its credit, and runs ahead of the slowest by no more than its skew.
         "worker_fusion_in_tensors": _log(np.minimum(there.fusion, there.credit / s.num_servers) / mean_shard),
         "server_fusion_in_tensors": _log(np.minimum(there.fusion, there.credit / s.num_workers) / mean_shard),
-        "skew_in_credit": _log(skew / there.credit),
-        "skew_wait_in_step": _log(skew / scales.rate / scales.step_seconds),
+        "skew_in_credit": _log(there.skew / there.credit),
+        "skew_in_model": _log(there.skew / scales.model_bytes),
+        "skew_wait_in_step": _log(there.skew / scales.rate / scales.step_seconds),
     }
 
 
@@ -305,6 +321,7 @@ def _present(view: _View) -> dict[str, Column]:
         "present_round_trips_in_credit": _log(here.credit[0] / (scales.rate * scales.round_trip)),
         "present_partition_wait_in_step": _log(here.partition[0] / scales.rate / scales.step_seconds),
         "present_credit_wait_in_step": _log(here.credit[0] / scales.rate / scales.step_seconds),
+        "skew_change": _log(there.skew / here.skew),
         "present_whole": float(here.whole[0]),
     }
 
@@ -313,18 +330,17 @@ def _model(view: _View) -> dict[str, Column]:
     scales, there = view.scales, view.there
     columns: dict[str, Column] = {"tensors": _log(scales.tensors)}
     shards = scales.shards
-    order = np.argsort(shards.size_bytes)
-    shares = np.cumsum(scales.sizes[order]) / scales.model_bytes
+    shares = np.cumsum(shards.part)
     for quantile in QUANTILES:
-        size = shards.size_bytes[order[min(int(np.searchsorted(shares, quantile)), len(order) - 1)]]
+        size = shards.size_bytes[min(int(np.searchsorted(shares, quantile)), len(shares) - 1)]
         columns[f"shard_{quantile:.0%}_in_partitions"] = _log(size / there.partition)
-    columns["shards"] = _log(shards.per_tensor.sum())
+    columns["shards"] = _log(shards.number.sum())
     columns["largest_in_model"] = _log(scales.sizes.max() / scales.model_bytes)
-    columns["largest_at"] = float(scales.sizes.argmax() / len(order))
+    columns["largest_at"] = float(scales.sizes.argmax() / len(scales.sizes))
     columns["most_loaded"] = _log(shards.most_loaded * view.situation.num_servers)
     sums = np.cumsum(scales.sizes) / scales.model_bytes
     for part in PARTS:
-        columns[f"bytes_in_first_{part:.0%}"] = float(sums[int(part * (len(order) - 1))])
+        columns[f"bytes_in_first_{part:.0%}"] = float(sums[int(part * (len(scales.sizes) - 1))])
     return columns
 
 
@@ -332,7 +348,7 @@ def _cluster(view: _View) -> dict[str, Column]:
     s, scales = view.situation, view.scales
     workers, servers = _rates(s, view.bandwidth)
     compute = _compute(scales)
-    summing = scales.model_bytes * scales.fan_in / (s.sum_bytes_per_second or UNKNOWN_SUM_BYTES_PER_SECOND)
+    summing = scales.model_bytes * scales.fan_in * scales.sum_seconds
     return {
         "workers": _log(s.num_workers),
         "servers": _log(s.num_servers),
@@ -347,6 +363,8 @@ def _cluster(view: _View) -> dict[str, Column]:
         "overhead_of_step": _log(scales.overhead / scales.step_seconds),
         "compute_in_step": _log(compute / scales.step_seconds),
         "compute_against_wire": _log(compute / scales.wire_seconds),
+        "bytes_on_thread_in_step": _log(2 * scales.model_bytes * scales.byte_seconds / scales.step_seconds),
+        "bytes_on_thread_in_wire": _log(2 * scales.model_bytes * scales.byte_seconds / scales.wire_seconds),
         "summing_in_step": _log(summing / scales.step_seconds),
         "summing_against_wire": _log(summing / scales.wire_seconds),
     }
@@ -378,6 +396,8 @@ def _doubt(view: _View) -> dict[str, Column]:
         "no_latency": float(s.latency_seconds is None),
         "no_compute": float(s.forward_seconds is None or s.backward_seconds is None),
         "no_tensors": float(not s.tensor_bytes),
+        "no_layers": float(len(s.tensor_seconds) != len(view.scales.sizes)),
+        "no_byte_seconds": float(s.byte_seconds is None),
         "no_counters": float(s.ack_seconds is None),
     }
 

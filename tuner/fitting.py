@@ -51,7 +51,7 @@ class Recipe(NamedTuple):
 
     members: int = 4
     widths: tuple[int, ...] = (96, 64, 48)
-    epochs: int = 25
+    epochs: int = 24
     batch: int = 48  #: scenarios
     rate: float = 2e-3
     decay: float = 1e-4

@@ -35,13 +35,15 @@ from tuner.network import Array, Ensemble
 from tuner.predictor import Prediction, RulePredictor, Sample
 from tuner.situation import Situation
 
-__all__ = ["PACKAGED", "MetaNetwork", "Scaling"]
+__all__ = ["LEAST_SPREAD", "PACKAGED", "MetaNetwork", "Scaling"]
 
 #: The network that is shipped.
 PACKAGED = Path(__file__).with_name("data") / "metanet.npz"
 FORMAT = 1
 #: No file of a network is larger.
 MAX_FILE_BYTES = 16 << 20
+#: No prediction is more exact than this.
+LEAST_SPREAD = 0.01
 #: A measured speedup is never taken for more exact than this.
 LEAST_NOISE = 0.005
 #: Of more samples than this the newest count.
@@ -114,7 +116,7 @@ class MetaNetwork:
         shared = (change**2).sum(axis=-1) - (explained**2).sum(axis=-1)
         slack = self.scaling.slack**2 * np.maximum(shared, 0).mean(axis=0)
         others = np.array([candidate != situation.config for candidate in candidates])
-        return Prediction(others * by_member.mean(axis=0), others * np.sqrt(spread**2 + slack))
+        return Prediction(others * by_member.mean(axis=0), others * np.sqrt(spread**2 + slack + LEAST_SPREAD**2))
 
     def _changes(self, situation: Situation, candidates: Sequence[CommConfig]) -> tuple[Array, npt.NDArray[np.float64]]:
         """Return the closed form's gains, and how the last hidden layer differs from that of what is in force."""

@@ -42,19 +42,23 @@ class Flow(NamedTuple):
     left: Array  #: part of the bytes that is not yet moved when the backward pass ends
 
 
-def pieces_of(sizes_bytes: Array, forward_seconds: float, backward_seconds: float) -> Pieces:
+def pieces_of(sizes_bytes: Array, forward_seconds: float, backward_seconds: float, work: Array) -> Pieces:
     """Join tensors into pieces of about equal bytes and number.
 
-    Half of the computation is taken to be spread evenly over the tensors, half by the square root of their bytes.
+    ``work`` is proportional to the computation of each tensor; if there is none, half of the computation is taken to be
+    spread evenly over the tensors, half by the square root of their bytes.
     """
-    roots = np.sqrt(sizes_bytes)
-    work = 0.5 / len(sizes_bytes) + 0.5 * roots / roots.sum()
+    if work.sum() > 0:
+        work = work / work.sum()
+    else:
+        roots = np.sqrt(sizes_bytes)
+        work = 0.5 / len(sizes_bytes) + 0.5 * roots / roots.sum()
     sizes = sizes_bytes
-    if len(sizes) > PIECES:
+    if len(sizes_bytes) > PIECES:
         passed = np.cumsum(sizes_bytes / sizes_bytes.sum() + 1 / len(sizes_bytes))
         piece = np.minimum((passed * (PIECES / 2)).astype(np.int64), PIECES - 1)
         sizes = np.bincount(piece, sizes_bytes, PIECES).astype(float)
-        work = np.bincount(piece, work, PIECES)
+        work = np.bincount(piece, work, PIECES).astype(float)
     return Pieces(sizes, work * forward_seconds, work * backward_seconds)
 
 

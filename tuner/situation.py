@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from ps.config import CommConfig, Role
-from ps.stats import Estimate, Observation
+from ps.stats import MAX_LAYERS, Estimate, LayerGroup, Observation
 
 if TYPE_CHECKING:
     from tuner.conditions import Conditions, Host
@@ -32,6 +32,8 @@ MIN_SAMPLES = 3
 BANDWIDTH_EXACTNESS = 8.0
 #: Beside the error that all hosts share, each has one of its own that is this many times smaller.
 HOST_EXACTNESS = 4.0
+#: No thread costs less per byte.
+LEAST_BYTE_SECONDS = 1e-13
 #: What nodes say of their own spread; the true errors are not known to them.
 STATED_SAMPLES = 9
 
@@ -66,12 +68,15 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
         Pushed per step by a worker; 0 while unknown.
     tensor_bytes
         Size of each tensor in forward order; empty while unknown.
+    tensor_seconds
+        Computation that ends with the gradient of each of these; empty while unknown.
     step_seconds
         Median over workers and windows; ``forward_seconds`` and ``backward_seconds`` likewise, where a worker can tell.
     worker_bandwidths, server_bandwidths
         Bytes per second of each host's sending side by rank, None where unknown.
     bandwidth_bytes_per_second, latency_seconds, overhead_seconds
-        Over all hosts; the latency is one way, the overhead per message.
+        Over all hosts; the latency is one way, the overhead per message. ``byte_seconds`` is what the communication
+        thread takes per byte on top of the overhead.
     sum_bytes_per_second
         Of the slowest server.
     queue_wait_seconds
@@ -90,6 +95,7 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     tensors: int = 0
     model_bytes: int = 0
     tensor_bytes: tuple[int, ...] = ()
+    tensor_seconds: tuple[float, ...] = ()
     step_seconds: Optional[float] = None
     forward_seconds: Optional[float] = None
     backward_seconds: Optional[float] = None
@@ -98,6 +104,7 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     bandwidth_bytes_per_second: Optional[Across] = None
     latency_seconds: Optional[Across] = None
     overhead_seconds: Optional[Across] = None
+    byte_seconds: Optional[Across] = None
     sum_bytes_per_second: Optional[float] = None
     queue_wait_seconds: Optional[float] = None
     credit_stall: Optional[float] = None
@@ -124,7 +131,8 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
             num_servers=workers[0].num_servers,
             tensors=max(worker.tensors for worker in workers),
             model_bytes=max(worker.model_bytes for worker in workers),
-            tensor_bytes=max((worker.tensor_bytes for worker in workers), key=len),
+            tensor_bytes=max((_tensor_bytes(worker) for worker in workers), key=len),
+            tensor_seconds=max((_tensor_seconds(worker.layers) for worker in workers), key=len),
             step_seconds=_median(seen, lambda worker: worker.step_seconds),
             forward_seconds=_median(seen, lambda worker: worker.forward_seconds),
             backward_seconds=_median(seen, lambda worker: worker.backward_seconds),
@@ -133,6 +141,7 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
             bandwidth_bytes_per_second=Across.of(node.bandwidth_bytes_per_second for node in nodes),
             latency_seconds=Across.of(node.latency_seconds for node in nodes),
             overhead_seconds=Across.of(node.overhead_seconds for node in nodes),
+            byte_seconds=Across.of(node.byte_seconds for node in nodes),
             sum_bytes_per_second=min(filter(None, map(_sum_rate, servers)), default=None),
             queue_wait_seconds=_median(seen, lambda worker: worker.queue_wait_seconds),
             credit_stall=_median(
@@ -147,6 +156,17 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
 def _median(observations: Iterable[Observation], value: Callable[[Observation], Optional[float]]) -> Optional[float]:
     known = [number for number in map(value, observations) if number is not None]
     return statistics.median(known) if known else None
+
+
+def _tensor_bytes(worker: Observation) -> tuple[int, ...]:
+    """Return the size of each tensor; where only groups of them are known, those of a group are taken to be alike."""
+    grouped = (layer.size_bytes // layer.tensors for layer in worker.layers for _ in range(layer.tensors))
+    return worker.tensor_bytes or tuple(grouped)
+
+
+def _tensor_seconds(layers: Sequence[LayerGroup]) -> tuple[float, ...]:
+    """Return the backward computation of each tensor; those of a group are taken to be alike."""
+    return tuple(layer.backward_seconds / layer.tensors for layer in layers for _ in range(layer.tensors))
 
 
 def _known(estimate: Optional[Estimate]) -> Optional[float]:
@@ -237,10 +257,12 @@ def observations_of(
         exact = errors.spread / BANDWIDTH_EXACTNESS
         latency = conditions.latency_seconds * errors.latency * float(own[1])
         overhead = host.overhead_seconds * errors.overhead * float(own[2])
+        per_byte = host.byte_seconds * errors.overhead * float(own[2])
         return {
             "bandwidth_bytes_per_second": Estimate(bandwidth, exact, STATED_SAMPLES),
             "latency_seconds": Estimate(latency, errors.spread, STATED_SAMPLES) if latency > 0 else None,
             "overhead_seconds": Estimate(overhead, errors.spread, STATED_SAMPLES) if overhead > 0 else None,
+            "byte_seconds": Estimate(max(per_byte, LEAST_BYTE_SECONDS), errors.spread, STATED_SAMPLES),
         }
 
     workers = [
@@ -257,6 +279,7 @@ def observations_of(
             backward_seconds=simulated.backward_seconds if steps else None,
             tensors=len(profile.tensors),
             tensor_bytes=tuple(tensor.size_bytes for tensor in profile.tensors) if rank == 0 else (),
+            layers=_layers_of(profile) if rank == 0 else (),
             model_bytes=model_bytes,
             bytes_sent=moved_bytes,
             bytes_received=moved_bytes,
@@ -287,6 +310,21 @@ def observations_of(
         for rank, host in enumerate(conditions.servers)
     ]
     return [*workers, *servers]
+
+
+def _layers_of(profile: ModelProfile) -> tuple[LayerGroup, ...]:
+    """Return the model in groups of neighbours, as a worker describes it."""
+    size = -(-len(profile.tensors) // MAX_LAYERS)
+    groups = [profile.tensors[first : first + size] for first in range(0, len(profile.tensors), size)]
+    return tuple(
+        LayerGroup(
+            len(group),
+            sum(tensor.size_bytes for tensor in group),
+            round(1e6 * sum(tensor.forward_seconds for tensor in group)),
+            round(1e6 * sum(tensor.backward_seconds for tensor in group)),
+        )
+        for group in groups
+    )
 
 
 def situation_of(

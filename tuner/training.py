@@ -26,7 +26,7 @@ from tuner.dataset import DataSet
 from tuner.examples import Examples, examples_of, groups_of, rank_correlation, regret
 from tuner.features import GROUPS, NAMES
 from tuner.fitting import Recipe, Sample, fit
-from tuner.metanet import MetaNetwork, Scaling
+from tuner.metanet import LEAST_SPREAD, MetaNetwork, Scaling
 from tuner.network import Ensemble
 from tuner.rivals import best_static, boosted_trees, gaussian_process
 from tuner.scenarios import nearest
@@ -94,10 +94,10 @@ def calibrated(ensemble: Ensemble, scaling: Scaling, examples: Examples) -> Scal
     spread, shared = gains.var(axis=0)[counted], shared[counted]
 
     def unlikely(disagreement: float, slack: float) -> float:
-        variance = disagreement**2 * spread + slack**2 * shared + 1e-6
+        variance = disagreement**2 * spread + slack**2 * shared + LEAST_SPREAD**2
         return float(np.mean(np.log(variance) + error / variance))
 
-    trials = [(d, s) for d in (0.5, 1.0, 1.5, 2.0, 3.0) for s in np.geomspace(3e-4, 0.3, 25)]
+    trials = [(d, s) for d in (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0) for s in np.geomspace(1e-3, 1.0, 25)]
     disagreement, slack = min(trials, key=lambda trial: unlikely(*trial))
     return scaling._replace(disagreement=disagreement, slack=float(slack))
 
@@ -271,7 +271,7 @@ def main(
         examples = examples_of(whole, lambda _: bar.advance(reading))
         kinds = held_out(examples, whole)
         test = examples.take(kinds != "nothing")
-        left_out = whole.number[examples.scenario] % CALIBRATION == 0
+        left_out = examples.scenario % CALIBRATION == 0
         train_on = examples.take((kinds == "nothing") & ~left_out)
         calibration = examples.take((kinds == "nothing") & left_out)
         fitting = bar.add_task("fitting", total=epochs)

@@ -25,6 +25,8 @@ import time
 from typing import Any, Callable, List, NamedTuple, Sequence, Tuple
 
 from bench.profiles import FLOAT32_BYTES, Tensor
+from bench.stores import STORES
+from bench.worker import MXNetGradients, checked_round
 from tuner.profiles import ModelProfile, load
 
 __all__ = ["Device", "Layer", "layers", "tensors"]
@@ -32,10 +34,12 @@ __all__ = ["Device", "Layer", "layers", "tensors"]
 #: An operation that could begin at most so long after the one before it has followed it without a gap. It is above what
 #: the engine and Python take from one operation to the next, which an accelerator's queue would not show.
 NO_GAP_SECONDS = 0.002
+#: A layer takes at least this part of both passes: each operation costs the hosts' shared cores about 0.1 ms.
+LEAST_SHARE = 0.005
 
 
 class Layer(NamedTuple):
-    """Tensors that are needed, and whose gradients are ready, together; by index, with the time of both passes."""
+    """Tensors, by index, that are needed together, and whose gradients are ready together; the time of both passes."""
 
     first: int
     stop: int
@@ -44,12 +48,16 @@ class Layer(NamedTuple):
 
 
 def layers(model: ModelProfile) -> List[Layer]:
-    """Return the layers of a model: each ends with a tensor that has a time of its own."""
-    found, first = [], 0
-    for index, tensor in enumerate(model.tensors):
-        if tensor.forward_seconds or tensor.backward_seconds or index == len(model.tensors) - 1:
-            found.append(Layer(first, index + 1, tensor.forward_seconds, tensor.backward_seconds))
-            first = index + 1
+    """Return the layers of a model, in order, those that take next to nothing with the ones after them."""
+    least_seconds = LEAST_SHARE * (model.forward_seconds + model.backward_seconds)
+    found: List[Layer] = []
+    first, forward_seconds, backward_seconds = 0, 0.0, 0.0
+    for stop, tensor in enumerate(model.tensors, start=1):
+        forward_seconds += tensor.forward_seconds
+        backward_seconds += tensor.backward_seconds
+        if forward_seconds + backward_seconds > least_seconds or stop == len(model.tensors):
+            found.append(Layer(first, stop, forward_seconds, backward_seconds))
+            first, forward_seconds, backward_seconds = stop, 0.0, 0.0
     return found
 
 
@@ -123,9 +131,6 @@ class Training:
 
 def main() -> None:
     """Open the store, obey the orders, leave."""
-    from bench.stores import STORES
-    from bench.worker import MXNetGradients, checked_round
-
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what a library prints must not mix with the answers
     model, scale, compute_seconds = load(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3])

@@ -46,7 +46,7 @@ def test_all_rates_at_once() -> None:
 
 
 def test_many_tensors_are_joined_and_nothing_is_lost() -> None:
-    pieces = pieces_of(np.arange(1.0, 101.0), 0.3, 0.6)
+    pieces = pieces_of(np.arange(1.0, 101.0), 0.3, 0.6, np.array([]))
     assert len(pieces.size_bytes) == PIECES
     assert pieces.size_bytes.sum() == pytest.approx(5050)
     assert pieces.forward_seconds.sum() == pytest.approx(0.3)
