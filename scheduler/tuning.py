@@ -215,7 +215,7 @@ class Tuning:
             if isinstance(value, Estimate):
                 sound = value.value > 0 and all(map(_is_quantity, astuple(value)))
             elif isinstance(value, tuple):
-                sound = all(map(_is_quantity, value))
+                sound = all(_is_quantity(n) for item in value for n in (astuple(item) if name == "layers" else (item,)))
             else:
                 sound = not isinstance(value, (int, float)) or _is_quantity(value)
             if not sound:

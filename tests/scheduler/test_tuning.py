@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import force_setattr, replace
 
 from ps.config import KIB, MIB, CommConfig, Role
-from ps.stats import Estimate, Observation
+from ps.stats import Estimate, LayerGroup, Observation
 from scheduler.events import Decided, Event, Kept, Measured, Refused, Retired, Unconfirmed
 from scheduler.tuning import Tuning
 from tests.tuner.cluster import Cluster
@@ -213,6 +213,7 @@ def test_a_tuner_sees_only_what_was_taken_under_the_configuration_in_force() -> 
         {"overhead_seconds": Estimate(1e-4, float("inf"), 5)},
         {"latency_seconds": Estimate(1e-4, 0.1, -5)},
         {"tensor_bytes": (4096, -1)},
+        {"layers": (LayerGroup(1, 4096, 10, 10), LayerGroup(1, 4096, 10, -10))},
     ],
 )
 def test_an_unsound_observation_is_dropped(fields: dict[str, Any]) -> None:
@@ -221,6 +222,15 @@ def test_an_unsound_observation_is_dropped(fields: dict[str, Any]) -> None:
     host.tuning.observe(window(**{"rank": 0, "epoch": 0, **fields}), 100.0)
     host.step()
     assert (tuner.seen, host.tuning.dropped) == ([], 1)
+
+
+def test_an_observation_with_sizes_and_layers_is_sound() -> None:
+    tuner = Scripted()
+    host = Host(tuner)
+    layers = (LayerGroup(2, 8192, 10, 20),)
+    host.tuning.observe(window(0, epoch=0, tensor_bytes=(4096, 4096), layers=layers), 100.0)
+    host.step()
+    assert (len(tuner.seen), host.tuning.dropped) == (1, 0)
 
 
 def test_the_first_dropped_observation_is_told(caplog: pytest.LogCaptureFixture) -> None:
