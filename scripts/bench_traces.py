@@ -40,7 +40,7 @@ from bench.usage import OthersWatch, cpu_seconds
 from emulation import Lab, LabError, orderly_endings
 from tuner.profiles import load, zoo
 
-RIVALS = "autobyte,bayesian-kept,rule,static:512K/4M,static:4M/16M,static:whole"
+RIVALS = "autobyte,bayesian-kept,rule,static:128K/1M,static:512K/4M,static:4M/16M,static:whole"
 TUNERS = ("autobyte", "bayesian", "grid", "random", "rule")
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 #: One partition per shard of a tensor, unlimited credit, no fusion: layer by layer, first come first served.
@@ -179,11 +179,12 @@ def play(lab: Lab, setup: Setup, trace: Trace, variables: Dict[str, str], patien
     """Run one job through a trace."""
     with started(lab, setup, variables, patience_seconds) as running:
         others, used = OthersWatch(), running.cpu_seconds()
+        running.step()  # which makes up for the time that this look has taken
         ends: List[float] = []
         with changing(lab, trace):
             start, since = time.monotonic(), time.time()
             while not ends or ends[-1] < trace.seconds:
-                ends.append(running.step() - start)
+                ends.append(round(running.step() - start, 6))
         cores = {role: (value - used[role]) / ends[-1] for role, value in running.cpu_seconds().items()}
         return {
             "ends": ends,
@@ -304,8 +305,8 @@ def _parse(arguments: Optional[Sequence[str]]) -> argparse.Namespace:
                         help=f"of {', '.join(NAMED)}, or NAME=SECONDS:HOST:MBIT+...")  # fmt: skip
     parser.add_argument("--rivals", type=_rivals, default=RIVALS, metavar="A,B,...",
                         help=f"the first is compared with the others (default {RIVALS})")  # fmt: skip
-    parser.add_argument("--steps", type=int, default=40,
-                        help="a trace lasts as long as so many ideal steps at the start (default 40)")  # fmt: skip
+    parser.add_argument("--steps", type=int, default=36,
+                        help="a trace lasts as long as so many ideal steps at the start (default 36)")  # fmt: skip
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--search-steps", type=int, default=300, help="most steps of a search before the traces")
     parser.add_argument("--window", type=float, default=0.5, help="AUTOBYTE_WINDOW_SECONDS (default 0.5)")

@@ -3,11 +3,11 @@
 Each round (about a window of every node) is summarised as a :class:`~tuner.situation.Situation`. A predictor says what
 every candidate would bring, what was measured corrects it (:mod:`tuner.belief`), and one rule decides at a time:
 
-1. **switch** to the candidate with the largest gain that is nearly certain (mean less one deviation), if that is above
-   a threshold. Ties go to the larger P, then C: too large is mild, too small is ruinous where conditions change;
+1. **switch** to the candidate with the largest probable gain (mean less half a deviation), if that is above a
+   threshold. Ties go to the larger P, then C: too large is mild, too small is ruinous where conditions change;
 2. **verify** (:mod:`tuner.trial`): the steps before and after are compared, and a loss is taken back. Each trial in a
    row that brings nothing doubles what the next one has to promise, a gain resets it;
-3. **explore** what may be better, when nothing is nearly certain: only where hardly anything can be lost, upwards or
+3. **explore** what may be better, when nothing is probable: only where hardly anything can be lost, upwards or
    one power of two down, and only as long as the time lost in trials stays below a small part of all time;
 4. **re-open** the search when conditions change (:mod:`tuner.change`): what was measured before is doubted as much as
    they have changed, and remembered (:mod:`tuner.memory`) for when they come back;
@@ -47,7 +47,9 @@ __all__ = ["AutoByteTuner"]
 
 #: A prediction with a larger spread is no better than the rule's.
 UNSURE = 0.25
-#: A switch needs a gain of so much that is nearly certain ...
+#: Probable is the mean less so many deviations. A wrong trial is taken back: to ask for more is to wait for too long.
+DEVIATIONS = 0.5
+#: A switch needs a probable gain of so much ...
 THRESHOLD = 0.01
 #: ... and this much more when conditions have changed less than so many rounds ago. What is measured until then may be
 #: partly of before the change: it is doubted by UNSETTLED_DOUBT.
@@ -78,6 +80,8 @@ FORGOTTEN = 0.5
 #: The predictor is trusted as if it had been off by what it says so many times before, and never this much more.
 TRUSTED = 4.0
 MOST_TRUST = 0.5
+#: One prediction counts as off by so many spreads at most: a change may have gone unnoticed.
+MOST_MISS = 3.0
 
 #: Exploration begins after so many rounds in which nothing changed.
 EXPLORING_ROUNDS = 4
@@ -134,6 +138,7 @@ class AutoByteTuner(Tuner):
         self._memory = Memory()
         self._trial: Optional[Trial] = None
         self._change = ""  # what has changed since the last proposal
+        self._mixed = False  # whether the first round may be partly of before a change
         self._retreat = False
         self._check = False  # whether the start's configuration is to be tried
         self._resume: Optional[CommConfig] = None  # what an earlier run of the job has ended with
@@ -185,6 +190,7 @@ class AutoByteTuner(Tuner):
                 return
             self._trial = None
         self._rounds = [closed]
+        self._mixed = True
         self._futile = 0
         self._check = True
         smaller = (
@@ -207,7 +213,7 @@ class AutoByteTuner(Tuner):
         time = meter.time(min_steps=1, min_windows=0)
         if time is None:
             return None
-        return _doubted(time, LEAST_NOISE if self._settled or self._trial is not None else UNSETTLED_DOUBT)
+        return _doubted(time, UNSETTLED_DOUBT if self._mixed and not self._settled else LEAST_NOISE)
 
     @property
     def _settled(self) -> bool:
@@ -234,12 +240,12 @@ class AutoByteTuner(Tuner):
         if len(self._rounds) >= NOTED_ROUNDS:
             self._memory.note(situation, present)
         belief = self._belief(situation, present)
-        certain = belief.mean - belief.deviation + self._fears
-        best = self._largest_of_tied(certain)
+        probable = belief.mean - DEVIATIONS * belief.deviation + self._fears
+        best = self._largest_of_tied(probable)
         threshold = THRESHOLD * self._demand
         if not self._settled:
             threshold += UNSETTLED
-        if certain[best] - certain[self._present] > threshold:
+        if probable[best] - probable[self._present] > threshold:
             self._retreat, self._resume = False, None
             return self._switch(best, belief, situation, present, "", now)
         if self._retreat:
@@ -249,7 +255,7 @@ class AutoByteTuner(Tuner):
         if self._check and self._settled:
             self._check = False
             index = self._candidates.index(self._start)
-            if belief.mean[index] + belief.deviation[index] > CHECKED_GAIN:
+            if belief.mean[index] > -MOST_RISK and belief.mean[index] + belief.deviation[index] > CHECKED_GAIN:
                 return self._switch(index, belief, situation, present, "against the start's; ", now)
         if len(self._rounds) >= EXPLORING_ROUNDS:
             return self._explore(belief, situation, present, now)
@@ -321,7 +327,7 @@ class AutoByteTuner(Tuner):
         self._rounds.clear()
         self._collecting.clear()
         change = f"{self._change}: " if self._change else ""
-        self._change, self._retreat = "", False
+        self._change, self._retreat, self._mixed = "", False, False
         return Proposal(
             config=config,
             reason=f"{change}{why}",
@@ -352,7 +358,8 @@ class AutoByteTuner(Tuner):
         return self._put_in_force(trial.before, f"taken back: {verdict.text}")
 
     def _learn(self, trial: Trial, gain: float, noise: float) -> None:
-        self._misses.append((gain - trial.predicted) / math.hypot(trial.spread, noise))
+        miss = abs(gain - trial.predicted) / math.hypot(trial.spread, noise)
+        self._misses.append(min(miss, MOST_MISS))
         self._samples.append(Sample(trial.situation, trial.config, gain, noise))
         del self._misses[:-MAX_SAMPLES], self._samples[:-MAX_SAMPLES]
         self._predictor.fine_tune(self._samples)

@@ -21,16 +21,14 @@ What is unknown is replaced by a typical value, and a column of *doubt* says so.
 
 from __future__ import annotations
 
-import functools
 from typing import Callable, Mapping, NamedTuple, Optional, Sequence, Union
 
 import numpy as np
 import numpy.typing as npt
 
 from ps.config import CommConfig
-from ps.placement import Placement
-from tuner.pipeline import Flow, flow, pieces_of
 from tuner.situation import Across, Situation
+from tuner.view import Scales, View, known, rates_of, view_of
 
 __all__ = ["GROUPS", "NAMES", "Features", "features", "known"]
 
@@ -41,17 +39,6 @@ Column = Union[float, Array]
 LARGEST = 10.0
 #: The fluid's gain or loss beyond this is cut, in the network's input as in what its output is added to.
 LARGEST_PRIOR = 3.0
-#: Assumed where nothing else is known.
-UNKNOWN_LATENCY_SECONDS = 250e-6
-UNKNOWN_SUM_BYTES_PER_SECOND = 4e9
-#: The forward pass computes for this part of the backward pass; what a worker reports of it has waits in it.
-FORWARD_PART = 0.5
-#: A message takes ``(wire ** p + overhead ** p) ** (1 / p)``, and a rate is limited by messages and by credit alike.
-MESSAGE_POWER, RATE_POWER = 4.0, 4.0
-#: A worker's link may be ahead by two partitions, or by this.
-SKEW_BYTES = 1e6
-#: So many tensors are assumed at most where sizes are not known.
-MOST_ASSUMED = 100
 #: Quantiles of the bytes over tensors sorted by size.
 QUANTILES = (0.1, 0.5, 0.9)
 #: Parts of the tensors in forward order, of which the part of the bytes is told.
@@ -65,76 +52,6 @@ class Features(NamedTuple):
     prior: npt.NDArray[np.float32]  #: shape ``(candidates,)``
 
 
-class _Scales(NamedTuple):
-    """What everything is measured against."""
-
-    rate: float  # bytes of the model that a worker can move per second
-    fan_in: float
-    wire_seconds: float  # the model on the wire
-    step_seconds: float
-    forward_seconds: float  # computation
-    backward_seconds: float
-    latency: float
-    overhead: float
-    round_trip: float
-    byte_seconds: float
-    sum_seconds: float  # a server's, per byte
-    model_bytes: float
-    shards: _Shards
-    sizes: Array  # of tensors, in forward order; all alike where unknown
-    tensors: int
-
-
-class _Shards(NamedTuple):
-    """How the tensors lie on the servers: what is queued and cut are shards."""
-
-    size_bytes: Array  # ascending, each size once
-    number: Array  # of shards of each size
-    part: Array  # of the model in shards of each size
-    largest_bytes: float
-    most_loaded: float  # part of the model on the server with the most
-
-
-class _Configs(NamedTuple):
-    """Partition, credit and fusion of configurations, no larger than what they can apply to, and how a step flows."""
-
-    partition: Array
-    credit: Array
-    fusion: Array
-    skew: Array  # bytes that a worker's link may be ahead of its slowest, which knows no shards
-    whole: Array  # whether the largest shard is sent in one piece
-    partitions: Array  # of a worker per step
-    messages: Array  # the same where small ones are joined
-    rate: Array  # bytes per second
-    flow: Flow
-
-    def take(self, rows: slice) -> _Configs:
-        partition, credit, fusion, skew, whole, partitions, messages, rate = (array[rows] for array in self[:8])
-        flow = Flow(*(array[rows] for array in self.flow))
-        return _Configs(partition, credit, fusion, skew, whole, partitions, messages, rate, flow)
-
-
-class _View(NamedTuple):
-    """All that columns are made of."""
-
-    situation: Situation
-    bandwidth: Across
-    overhead: Across
-    scales: _Scales
-    here: _Configs  # what is in force, alone
-    there: _Configs  # the candidates
-
-
-def known(situation: Situation) -> bool:
-    """Return whether enough is known for features: model, bandwidth, overhead and step time."""
-    return bool(
-        situation.model_bytes
-        and situation.step_seconds
-        and situation.bandwidth_bytes_per_second is not None
-        and situation.overhead_seconds is not None
-    )
-
-
 def features(situation: Situation, candidates: Sequence[CommConfig]) -> Features:
     """Return the columns of each of ``candidates``.
 
@@ -143,7 +60,7 @@ def features(situation: Situation, candidates: Sequence[CommConfig]) -> Features
     ValueError
         Too little is known of the situation, see :func:`known`.
     """
-    view = _view(situation, candidates)
+    view = view_of(situation, candidates)
     columns = np.empty((len(candidates), len(NAMES)), np.float32)
     number = 0
     for group in _GROUPS.values():
@@ -152,103 +69,6 @@ def features(situation: Situation, candidates: Sequence[CommConfig]) -> Features
             number += 1
     np.clip(columns, -LARGEST, LARGEST, out=columns)
     return Features(columns, _gain(view).astype(np.float32))
-
-
-def _view(situation: Situation, candidates: Sequence[CommConfig]) -> _View:
-    bandwidth, overhead = (situation.bandwidth_bytes_per_second, situation.overhead_seconds)
-    if not known(situation) or bandwidth is None or overhead is None:
-        raise ValueError("features need model_bytes, step_seconds, bandwidth and overhead")
-    scales = _scales(situation, bandwidth, overhead)
-    configs = _configs([situation.config, *candidates], scales, situation)
-    return _View(situation, bandwidth, overhead, scales, configs.take(slice(0, 1)), configs.take(slice(1, None)))
-
-
-def _scales(situation: Situation, bandwidth: Across, overhead: Across) -> _Scales:
-    latency = UNKNOWN_LATENCY_SECONDS if situation.latency_seconds is None else situation.latency_seconds.median
-    workers, servers = _rates(situation, bandwidth)
-    fan_in = situation.num_workers / situation.num_servers
-    step_seconds = situation.step_seconds or 1.0
-    backward = 0.5 * step_seconds if situation.backward_seconds is None else situation.backward_seconds
-    model_bytes = float(situation.model_bytes)
-    tensors = max(1, situation.tensors, len(situation.tensor_bytes))
-    tensor_bytes = situation.tensor_bytes
-    if not tensor_bytes:
-        count = min(tensors, MOST_ASSUMED)
-        tensor_bytes = (max(1, situation.model_bytes // count),) * count
-    shards = _shards(tensor_bytes, situation.num_servers)
-    rate = min(min(workers), min(servers) / (shards.most_loaded * situation.num_workers))
-    return _Scales(
-        rate=rate,
-        fan_in=fan_in,
-        wire_seconds=model_bytes / rate,
-        step_seconds=step_seconds,
-        forward_seconds=FORWARD_PART * backward,
-        backward_seconds=backward,
-        latency=latency,
-        overhead=overhead.median,
-        round_trip=2 * latency + 2.5 * overhead.median,
-        byte_seconds=0.0 if situation.byte_seconds is None else situation.byte_seconds.median,
-        sum_seconds=1 / (situation.sum_bytes_per_second or UNKNOWN_SUM_BYTES_PER_SECOND),
-        model_bytes=model_bytes,
-        shards=shards,
-        sizes=np.array(tensor_bytes, float),
-        tensors=tensors,
-    )
-
-
-@functools.lru_cache(maxsize=8)
-def _shards(tensor_bytes: tuple[int, ...], num_servers: int) -> _Shards:
-    placement = Placement(num_servers)
-    per_tensor = np.array([len(placement.place(max(1, size), 1)) for size in tensor_bytes], float)
-    sizes, which = np.unique(np.maximum(1, np.array(tensor_bytes, float)) / per_tensor, return_inverse=True)
-    number = np.bincount(which, per_tensor).astype(float)
-    total_bytes = sum(placement.load_bytes)
-    most_loaded = max(placement.load_bytes) / total_bytes
-    return _Shards(sizes, number, number * sizes / total_bytes, float(sizes[-1]), most_loaded)
-
-
-def _rates(situation: Situation, bandwidth: Across) -> tuple[list[float], list[float]]:
-    """Return the bandwidths of workers and of servers that are known; what is typical where none is."""
-    workers = [rate for rate in situation.worker_bandwidths if rate is not None] or [bandwidth.least]
-    servers = [rate for rate in situation.server_bandwidths if rate is not None] or [bandwidth.least]
-    return workers, servers
-
-
-def _configs(configs: Sequence[CommConfig], scales: _Scales, situation: Situation) -> _Configs:
-    asked = np.array([(c.partition_bytes, c.credit_bytes, c.fusion_bytes) for c in configs], float)
-    shards = scales.shards
-    partition = np.minimum(asked[:, 0], shards.largest_bytes)
-    credit = np.clip(asked[:, 1], partition, scales.model_bytes)
-    fusion = np.clip(asked[:, 2], 1.0, scales.model_bytes)
-    skew = np.minimum(np.maximum(2 * asked[:, 0], SKEW_BYTES), 2 * scales.model_bytes)
-    # A shard is cut into so many partitions, or shares a message with others that are as small.
-    cut = np.ceil(shards.size_bytes / partition[:, None])
-    shared = np.clip(shards.size_bytes / fusion[:, None], 1 / scales.tensors, 1.0)
-    partitions = cut @ shards.number
-    messages = (cut * shared) @ shards.number
-    payload = np.minimum(scales.model_bytes / messages, partition)
-    # Each partition goes out and comes back; a server has those of several workers, and their sums.
-    there_and_back = 2 * (scales.overhead + payload * scales.byte_seconds)
-    thread = np.maximum(there_and_back, scales.fan_in * (there_and_back + payload * scales.sum_seconds))
-    message = _either(payload / scales.rate, thread, MESSAGE_POWER)
-    round_trip = message / 2 + scales.round_trip
-    # Credit is split over links, which may always have one partition under way; servers have a link for each worker.
-    links = np.maximum(asked[:, 1] / max(situation.num_servers, situation.num_workers), partition)
-    in_flight = np.minimum(situation.num_servers * links, scales.model_bytes)
-    rate = 1 / _either(message / payload, round_trip / in_flight, RATE_POWER)
-    delay = 2 * partition / scales.rate + 2 * scales.latency + 4 * max(1.0, scales.fan_in) * scales.overhead
-    same = len(situation.tensor_seconds) == len(scales.sizes)
-    work = np.array(situation.tensor_seconds if same else ())
-    pieces = pieces_of(scales.sizes, scales.forward_seconds, scales.backward_seconds, work)
-    whole = (asked[:, 0] >= shards.largest_bytes).astype(float)
-    flows = flow(pieces, rate, delay)
-    return _Configs(partition, credit, fusion, skew, whole, partitions, messages, rate, flows)
-
-
-def _either(one: Array, other: Union[float, Array], power: float) -> Array:
-    """Return the sum of both for ``power`` 1, the larger one for a large ``power``, and what lies between."""
-    result: Array = (one**power + other**power) ** (1 / power)
-    return result
 
 
 # --------------------------------------------------------------------------------------------- columns
@@ -260,13 +80,13 @@ def _log(value: Union[float, Array]) -> Array:
     return result
 
 
-def _gain(view: _View) -> Array:
+def _gain(view: View) -> Array:
     """Return the fluid's log speedup of each candidate."""
     gain: Array = np.log(view.here.flow.by_priority / view.there.flow.by_priority)
     return np.clip(gain, -LARGEST_PRIOR, LARGEST_PRIOR)
 
 
-def _flow(view: _View) -> dict[str, Column]:
+def _flow(view: View) -> dict[str, Column]:
     there, here, scales = view.there, view.here, view.scales
     gain = _gain(view)
     return {
@@ -282,7 +102,7 @@ def _flow(view: _View) -> dict[str, Column]:
     }
 
 
-def _sizes(view: _View) -> dict[str, Column]:
+def _sizes(view: View) -> dict[str, Column]:
     s, scales, there = view.situation, view.scales, view.there
     mean_shard = scales.model_bytes / scales.shards.number.sum()
     return {
@@ -312,7 +132,7 @@ def _sizes(view: _View) -> dict[str, Column]:
     }
 
 
-def _present(view: _View) -> dict[str, Column]:
+def _present(view: View) -> dict[str, Column]:
     scales, here, there = view.scales, view.here, view.there
     return {
         "partition_change": _log(there.partition / here.partition),
@@ -326,7 +146,7 @@ def _present(view: _View) -> dict[str, Column]:
     }
 
 
-def _model(view: _View) -> dict[str, Column]:
+def _model(view: View) -> dict[str, Column]:
     scales, there = view.scales, view.there
     columns: dict[str, Column] = {"tensors": _log(scales.tensors)}
     shards = scales.shards
@@ -344,9 +164,9 @@ def _model(view: _View) -> dict[str, Column]:
     return columns
 
 
-def _cluster(view: _View) -> dict[str, Column]:
+def _cluster(view: View) -> dict[str, Column]:
     s, scales = view.situation, view.scales
-    workers, servers = _rates(s, view.bandwidth)
+    workers, servers = rates_of(s, view.bandwidth)
     compute = _compute(scales)
     summing = scales.model_bytes * scales.fan_in * scales.sum_seconds
     return {
@@ -370,7 +190,7 @@ def _cluster(view: _View) -> dict[str, Column]:
     }
 
 
-def _counters(view: _View) -> dict[str, Column]:
+def _counters(view: View) -> dict[str, Column]:
     s, scales, here = view.situation, view.scales, view.here
     ack = _or(s.ack_seconds, 2 * scales.round_trip)
     return {
@@ -387,7 +207,7 @@ def _counters(view: _View) -> dict[str, Column]:
     }
 
 
-def _doubt(view: _View) -> dict[str, Column]:
+def _doubt(view: View) -> dict[str, Column]:
     s = view.situation
     return {
         "bandwidth_spread": view.bandwidth.spread,
@@ -402,7 +222,7 @@ def _doubt(view: _View) -> dict[str, Column]:
     }
 
 
-def _compute(scales: _Scales) -> float:
+def _compute(scales: Scales) -> float:
     return max(scales.forward_seconds + scales.backward_seconds, 1e-9)
 
 
@@ -410,7 +230,7 @@ def _or(value: Optional[float], typical: float) -> float:
     return typical if value is None else value
 
 
-_GROUPS: Mapping[str, Callable[[_View], dict[str, Column]]] = {
+_GROUPS: Mapping[str, Callable[[View], dict[str, Column]]] = {
     "flow": _flow,
     "sizes": _sizes,
     "present": _present,
@@ -432,7 +252,7 @@ def _layout() -> dict[str, tuple[str, ...]]:
         bandwidth_bytes_per_second=Across(1e9, 1e9, 1e9),
         overhead_seconds=Across(1e-4, 1e-4, 1e-4),
     )
-    view = _view(situation, [situation.config])
+    view = view_of(situation, [situation.config])
     return {name: tuple(group(view)) for name, group in _GROUPS.items()}
 
 

@@ -38,6 +38,8 @@ Array = npt.NDArray[np.float64]
 UNKNOWN_LATENCY_SECONDS = 250e-6
 #: The forward pass is this part of the computation where workers cannot tell.
 FORWARD_PART = 1 / 3
+#: The forward pass computes for this part of the backward pass at most.
+MOST_FORWARD = 0.6
 #: The largest tensor is this part of a model whose tensors are not known.
 LARGEST_PART = 0.2
 MESSAGE_POWER, RATE_POWER, STEP_POWER = 1.25, 1.5, 8.0
@@ -158,17 +160,21 @@ def _either(one: float, other: float, power: float) -> float:
 
 
 def _computation(situation: Situation, job: _Job) -> tuple[float, float]:
-    """Return forward and backward seconds with which the closed form gives the step time that was measured."""
+    """Return forward and backward seconds with which the closed form gives the step time that was measured.
+
+    The forward pass as workers see it includes its waits for sums: it is never more than a part of the backward pass.
+    """
     measured = situation.step_seconds
-    known = situation.forward_seconds, situation.backward_seconds
-    if known[0] is not None and known[1] is not None:
-        forward_part, most = known[0] / max(known[0] + known[1], 1e-9), known[0] + known[1]
-    else:
-        forward_part, most = FORWARD_PART, math.inf
+    forward, backward = situation.forward_seconds, situation.backward_seconds
+    most = math.inf if measured is None else measured
+    forward_part = FORWARD_PART
+    if backward is not None and backward > 0:
+        computed = backward * MOST_FORWARD if forward is None else min(forward, backward * MOST_FORWARD)
+        most, forward_part = min(most, computed + backward), computed / (computed + backward)
     if measured is None:
         total = most if math.isfinite(most) else 0.0
         return forward_part * total, (1 - forward_part) * total
-    low, high = 0.0, min(most, measured)
+    low, high = 0.0, most
     for _ in range(30):  # a step only grows with the computation
         middle = (low + high) / 2
         too_long = _seconds(job, situation.config, forward_part * middle, (1 - forward_part) * middle) > measured

@@ -220,6 +220,7 @@ def test_a_tuner_sees_only_what_was_taken_under_the_configuration_in_force() -> 
         {"links": (LinkEstimate(0, None, None, Estimate(-1.0, 0.1, 5)),)},
         {"role": Role.SERVER, "links": (LinkEstimate(2),)},
         {"tensor_bytes": (4096, -1)},
+        {"layers": (LayerGroup(1, 4096, 10, 10), LayerGroup(1, 4096, 10, -10))},
     ],
 )
 def test_an_unsound_observation_is_dropped(fields: dict[str, Any]) -> None:

@@ -77,6 +77,15 @@ def test_doubtful_estimates_widen_the_spread() -> None:
     assert (unsure >= sure).all() and unsure.max() > sure.min()
 
 
+def test_waits_in_the_forward_pass_are_not_taken_for_computation() -> None:
+    """A step of 1.1 s with 34 ms of backward pass is communication, although the forward pass is reported as 1 s."""
+    known = replace(
+        situation(2.5, overhead=2e-3, step=1.1), config=SPACE[0], forward_seconds=1.0, backward_seconds=0.034
+    )
+    larger = CommConfig(partition_bytes=1 * MIB, credit_bytes=8 * MIB)
+    assert RulePredictor().predict(known, [larger]).log_speedup[0] > 0.5
+
+
 @pytest.mark.parametrize("missing", ["bandwidth_bytes_per_second", "overhead_seconds", "model_bytes"])
 def test_where_too_little_is_known_nothing_is_predicted(missing: str) -> None:
     unknown = replace(situation(), **{missing: 0 if missing == "model_bytes" else None})
