@@ -39,16 +39,10 @@ __all__ = ["CommunicationLoop"]
 
 log = logging.getLogger("autobyte.worker")
 
-#: Actions of other threads taken in one turn; a burst of them must not keep the wires idle.
-ACTION_BATCH = 16
 #: Messages taken from one lane before acknowledgements and new work get their turn.
 RECEIVE_BATCH = 16
 #: Messages sent in one turn, whatever the credit: heartbeats and acknowledgements must not wait for all that is queued.
 SEND_BATCH = 256
-#: Where one post follows another within this time, more are likely to come. The loop waits for some, so that they
-#: share a turn, a message and its acknowledgement.
-BURST_SECONDS = 0.001
-GATHER_SECONDS = 0.0003
 #: How often deadlines and silent links are looked at.
 CHECK_SECONDS = 0.25
 #: A server that is silent for this long while operations wait is asked where it stands.
@@ -114,7 +108,6 @@ class CommunicationLoop:
         self._left = False
         self._stop_at = math.inf
         self._next_check = 0.0
-        self._posted_at = 0.0
         self._more_to_send = False
         self._scheduler_gone = False
         _loops.add(self)
@@ -288,8 +281,7 @@ class CommunicationLoop:
             now = time.monotonic()
             if self._wake_read in ready:
                 os.read(self._wake_read, 4096)
-                now = self._gather(now)
-            for _ in range(min(ACTION_BATCH, len(self._inbox))):
+            for _ in range(len(self._inbox)):  # what is posted meanwhile waits, so that a burst idles no wire
                 self._inbox.popleft()()
             for server in self._servers:
                 if server.lane.socket in ready:
@@ -303,14 +295,6 @@ class CommunicationLoop:
             if now >= self._next_check:
                 self._next_check = now + CHECK_SECONDS
                 self._check(now)
-
-    def _gather(self, now: float) -> float:
-        """Wait for what is likely to be posted now; return the time."""
-        if self._exchange.busy and now - self._posted_at < BURST_SECONDS:
-            time.sleep(GATHER_SECONDS)
-            now = time.monotonic()
-        self._posted_at = now
-        return now
 
     def _poll(self, poller: zmq.Poller) -> dict[Any, int]:
         wait = min(self._next_check - time.monotonic(), CHECK_SECONDS)
