@@ -33,7 +33,7 @@ from tuner.bayesian import BayesianTuner
 from tuner.grid import GridTuner
 from tuner.interface import Proposal, Tuner
 from tuner.metanet import MetaNetwork
-from tuner.predictor import Predictor, RulePredictor
+from tuner.predictor import BlendedPredictor, Predictor, RulePredictor
 from tuner.random_search import RandomTuner
 from tuner.rule import RuleTuner
 from tuner.static import StaticTuner
@@ -44,9 +44,9 @@ log = logging.getLogger("autobyte.tuning")
 
 
 def predictor() -> Predictor:
-    """Return the meta-network; the closed form where there is none that can be read."""
+    """Return the meta-network beside the closed form; the latter alone where no network can be read."""
     try:
-        return MetaNetwork.load()
+        return BlendedPredictor(MetaNetwork.load(), RulePredictor())
     except (OSError, ValueError) as error:
         log.warning("no meta-network, the closed form predicts instead: %s", error)
         return RulePredictor()

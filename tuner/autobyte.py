@@ -3,7 +3,7 @@
 Each round (about a window of every node) is summarised as a :class:`~tuner.situation.Situation`. A predictor says what
 every candidate would bring, what was measured corrects it (:mod:`tuner.belief`), and one rule decides at a time:
 
-1. **switch** to the candidate with the largest probable gain (mean less half a deviation), if that is above a
+1. **switch** to the candidate with the largest probable gain (mean less a part of a deviation), if that is above a
    threshold. Ties go to the larger P, then C: too large is mild, too small is ruinous where conditions change;
 2. **verify** (:mod:`tuner.trial`): the steps before and after are compared, and a loss is taken back. Each trial in a
    row that brings nothing doubles what the next one has to promise, a gain resets it;
@@ -16,8 +16,7 @@ every candidate would bring, what was measured corrects it (:mod:`tuner.belief`)
 6. **retreat** when steps suddenly take much longer under P or C smaller than the start's, before any estimate has
    followed: back to the start's, which is safe.
 
-The predictor learns from every verdict; how far it was off also widens what is believed of its next predictions. Where
-it is less sure than :data:`UNSURE` the rule is asked instead.
+The predictor learns from every verdict; how far it was off also widens what is believed of its next predictions.
 """
 
 from __future__ import annotations
@@ -45,10 +44,8 @@ from tuner.trial import Outcome, Trial
 
 __all__ = ["AutoByteTuner"]
 
-#: A prediction with a larger spread is no better than the rule's.
-UNSURE = 0.25
 #: Probable is the mean less so many deviations. A wrong trial is taken back: to ask for more is to wait for too long.
-DEVIATIONS = 0.5
+DEVIATIONS = 0.3
 #: A switch needs a probable gain of so much ...
 THRESHOLD = 0.01
 #: ... and this much more when conditions have changed less than so many rounds ago. What is measured until then may be
@@ -127,8 +124,7 @@ class AutoByteTuner(Tuner):
 
     def __init__(self, config: CommConfig, predictor: Optional[Predictor] = None) -> None:
         self._start = self._config = replace(config, epoch=0)
-        self._rule = RulePredictor()
-        self._predictor = predictor or self._rule
+        self._predictor = predictor or RulePredictor()
         self._candidates = list(dict.fromkeys([*candidates(self._start), self._start]))
         self._fears = np.array([-FEAR * _powers_below(candidate, self._start) for candidate in self._candidates])
         self._watch = Watch()
@@ -221,10 +217,6 @@ class AutoByteTuner(Tuner):
 
     def _belief(self, situation: Situation, present: StepTime) -> Belief:
         gains, spreads = self._predictor.predict(situation, self._candidates)
-        sure = spreads <= UNSURE
-        if not sure.all():
-            rule = self._rule.predict(situation, self._candidates)
-            gains, spreads = np.where(sure, gains, rule.log_speedup), np.where(sure, spreads, rule.spread)
         caution = math.sqrt((TRUSTED + sum(miss**2 for miss in self._misses)) / (TRUSTED + len(self._misses)))
         prediction = Prediction(gains, spreads * max(MOST_TRUST, caution))
         known = {**self._memory.recall(situation, present), **self._measured}

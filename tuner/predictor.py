@@ -30,7 +30,7 @@ import numpy.typing as npt
 from ps.config import CommConfig
 from tuner.situation import Across, Situation
 
-__all__ = ["Prediction", "Predictor", "RulePredictor", "Sample", "step_seconds"]
+__all__ = ["BlendedPredictor", "Prediction", "Predictor", "RulePredictor", "Sample", "step_seconds"]
 
 Array = npt.NDArray[np.float64]
 
@@ -107,6 +107,33 @@ class RulePredictor:
 
     def fine_tune(self, samples: Sequence[Sample]) -> None:
         pass
+
+
+class BlendedPredictor:
+    """Two predictors, of which each counts as much as it is sure.
+
+    Parameters
+    ----------
+    one, other
+        ``one`` says which configuration is in force: the one that it has no spread for.
+    """
+
+    def __init__(self, one: Predictor, other: Predictor) -> None:
+        self._one = one
+        self._other = other
+
+    def predict(self, situation: Situation, candidates: Sequence[CommConfig]) -> Prediction:
+        one, other = (each.predict(situation, candidates) for each in (self._one, self._other))
+        weights = [1 / np.maximum(prediction.spread, 1e-3) ** 2 for prediction in (one, other)]
+        total = weights[0] + weights[1]
+        unknown = total <= 0  # neither knows anything
+        total = np.where(unknown, 1.0, total)
+        gains = (one.log_speedup * weights[0] + other.log_speedup * weights[1]) / total
+        return Prediction(gains, np.where(unknown, np.inf, np.where(one.spread > 0, total**-0.5, 0.0)))
+
+    def fine_tune(self, samples: Sequence[Sample]) -> None:
+        self._one.fine_tune(samples)
+        self._other.fine_tune(samples)
 
 
 def step_seconds(situation: Situation, config: CommConfig) -> Optional[float]:

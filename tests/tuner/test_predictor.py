@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Sequence
+
 import numpy as np
 import pytest
 from msgspec.structs import replace
 
 from ps.config import KIB, MIB, CommConfig
-from tuner.predictor import RulePredictor, step_seconds
+from tuner.predictor import BlendedPredictor, Prediction, RulePredictor, Sample, step_seconds
 from tuner.situation import Across, Situation
 from tuner.space import candidates
 
@@ -92,3 +94,21 @@ def test_where_too_little_is_known_nothing_is_predicted(missing: str) -> None:
     prediction = RulePredictor().predict(unknown, SPACE)
     assert np.isinf(prediction.spread).all() and not prediction.log_speedup.any()
     assert step_seconds(unknown, START) is None
+
+
+def test_of_two_predictors_each_counts_as_much_as_it_is_sure() -> None:
+    class Fixed:
+        def __init__(self, gain: float, spread: float) -> None:
+            self.said = Prediction(np.array([0.0, gain]), np.array([0.0, spread]))
+
+        def predict(self, situation: Situation, candidates: Sequence[CommConfig]) -> Prediction:
+            return self.said
+
+        def fine_tune(self, samples: Sequence[Sample]) -> None:
+            pass
+
+    gains, spreads = BlendedPredictor(Fixed(0.3, 0.1), Fixed(0.0, 0.2)).predict(situation(), SPACE[:2])
+    assert gains.tolist() == pytest.approx([0.0, 0.24])
+    assert spreads.tolist() == pytest.approx([0.0, 0.0894], abs=1e-4)
+    unknown = BlendedPredictor(Fixed(0.0, np.inf), Fixed(0.0, np.inf)).predict(situation(), SPACE[:2])
+    assert np.isinf(unknown.spread[1])
