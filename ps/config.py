@@ -178,7 +178,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     node_host: str = ""
     preferred_rank: int = -1  #: the rank that this node asks for; -1 leaves it to the scheduler
     config: CommConfig = CommConfig()
-    tuner: str = "autobyte"
+    tuner: str = "rule"
     deadline_seconds: float = 600.0
     start_seconds: float = 120.0
     heartbeat_seconds: float = 1.0
@@ -231,7 +231,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             if role in RANK_VARIABLES
             else -1,
             config=config,
-            tuner=env.get("AUTOBYTE_TUNER", str, "autobyte", "a tuner's name"),
+            tuner=env.get("AUTOBYTE_TUNER", str, "rule", "a tuner's name"),
             deadline_seconds=_duration(env, "AUTOBYTE_DEADLINE_SECONDS", 600.0, 0.1),
             start_seconds=_duration(env, "AUTOBYTE_START_SECONDS", 120.0, 0.1),
             heartbeat_seconds=_duration(env, "AUTOBYTE_HEARTBEAT_SECONDS", 1.0, 0.01),

@@ -8,7 +8,7 @@ cd "$root"
 
 events=$(mktemp)
 trap 'rm -f "$events"' EXIT
-"$python" -m scheduler.launch -n 2 -s 2 \
+"$python" -m scheduler.launch -n 2 -s 2 --tuner autobyte \
     --env AUTOBYTE_EVENT_FILE="$events" --env AUTOBYTE_WINDOW_SECONDS=0.5 "$@" \
     "$python" examples/train_digits.py --min-accuracy 0.97
 
