@@ -75,7 +75,7 @@ __all__ = [
 ]
 
 #: Counts up whenever a message changes; nodes of another number are refused at registration.
-PROTOCOL = 2
+PROTOCOL = 3
 
 # ------------------------------------------------------------------------------------------- data
 
