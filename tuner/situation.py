@@ -275,7 +275,8 @@ def observations_of(
             num_servers=num_servers,
             steps=steps,
             step_seconds=step_seconds,
-            forward_seconds=simulated.forward_seconds if steps else None,
+            # computation alone, as a worker tells; the simulator's has the waiting in it
+            forward_seconds=profile.forward_seconds / host.speed if steps else None,
             backward_seconds=simulated.backward_seconds if steps else None,
             tensors=len(profile.tensors),
             tensor_bytes=tuple(tensor.size_bytes for tensor in profile.tensors) if rank == 0 else (),
