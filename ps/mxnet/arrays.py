@@ -3,18 +3,17 @@
 A ``copyto`` through MXNet's generic operator call, ``shape``, ``dtype`` and ``autograd.pause()`` take most of the time
 of handing over a tensor. Worse than their own time: each of their foreign calls lets go of the interpreter's lock, and
 the training thread, the engine's threads and the communication thread then pass it around for every tensor. So the same
-functions of the library are called directly here, and :data:`library` keeps the lock.
+functions of the library are called directly here, and without letting go of the lock.
 
 That is safe, because none of them waits for anybody who might want the lock: the engine only queues what it gets, and
 holds no mutex of its own while it calls Python. Only the naive engine runs operations inside the call, and waits for
-their completion; there the lock is let go.
+their completion; so the lock is let go until :func:`keep_lock` is told that the engine has threads.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import os
 from typing import Any
 
 import mxnet as mx
@@ -22,22 +21,32 @@ import numpy as np
 from mxnet.base import _LIB, NDArrayHandle, check_call, mx_int, mx_int64
 from mxnet.ndarray.ndarray import _DTYPE_NP_TO_MX, _int64_enabled
 
-__all__ = ["copy", "function_type", "handles", "has", "has_shape", "library", "paused"]
+__all__ = ["copy", "handles", "has", "has_shape", "keep_lock", "library", "paused"]
 
-_runs_inside_calls = os.environ.get("MXNET_ENGINE_TYPE") == "NaiveEngine"
-#: MXNet's library, called without letting go of the interpreter's lock: only for what never waits.
-library = ctypes.CDLL(_LIB._name) if _runs_inside_calls else ctypes.PyDLL(_LIB._name)
-#: The type of a function of the library that is called in the same way.
-function_type = ctypes.CFUNCTYPE if _runs_inside_calls else ctypes.PYFUNCTYPE
+_letting_go = ctypes.CDLL(_LIB._name)
+#: Without letting go of the interpreter's lock: for what reads a field, and for what only queues.
+_keeping = ctypes.PyDLL(_LIB._name)
+_queueing: ctypes.CDLL = _letting_go
 
-_get_shape = library.MXNDArrayGetShapeEx64 if _int64_enabled() else library.MXNDArrayGetShapeEx
+_get_shape = _keeping.MXNDArrayGetShapeEx64 if _int64_enabled() else _keeping.MXNDArrayGetShapeEx
 _Extents = ctypes.POINTER(mx_int64 if _int64_enabled() else mx_int)
 _OneHandle = NDArrayHandle * 1
 _Types = ctypes.POINTER(ctypes.c_int)
 _copy_operator = ctypes.c_void_p()
-check_call(library.NNGetOpHandle(b"_copyto", ctypes.byref(_copy_operator)))
+check_call(_keeping.NNGetOpHandle(b"_copyto", ctypes.byref(_copy_operator)))
 _ONE, _NONE, _NO_STRINGS = ctypes.c_int(1), ctypes.c_int(0), (ctypes.c_char_p * 0)()
 _AS_IT_IS = contextlib.nullcontext()
+
+
+def keep_lock() -> None:
+    """Keep the interpreter's lock from now on while the engine is given something: it has threads of its own."""
+    global _queueing
+    _queueing = _keeping
+
+
+def library() -> ctypes.CDLL:
+    """Return the library for functions that give the engine something."""
+    return _queueing
 
 
 def handles(*arrays: Any) -> ctypes.Array[Any]:
@@ -52,7 +61,7 @@ def copy(source: Any, destination: Any) -> None:
         return
     outputs = _OneHandle(destination.handle)
     check_call(
-        library.MXImperativeInvokeEx(
+        _queueing.MXImperativeInvokeEx(
             _copy_operator,
             _ONE,
             _OneHandle(source.handle),
@@ -69,7 +78,7 @@ def copy(source: Any, destination: Any) -> None:
 def has(array: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> bool:
     """Return whether ``array`` is of this shape and dtype."""
     code = ctypes.c_int()
-    check_call(library.MXNDArrayGetDType(array.handle, ctypes.byref(code)))
+    check_call(_keeping.MXNDArrayGetDType(array.handle, ctypes.byref(code)))
     return code.value == _DTYPE_NP_TO_MX[dtype.type] and has_shape(array, shape)
 
 
@@ -83,5 +92,5 @@ def has_shape(array: Any, shape: tuple[int, ...]) -> bool:
 def paused() -> contextlib.AbstractContextManager[Any]:
     """Return a context in which no operation is recorded by autograd."""
     recording = ctypes.c_bool()
-    check_call(library.MXAutogradIsRecording(ctypes.byref(recording)))
+    check_call(_keeping.MXAutogradIsRecording(ctypes.byref(recording)))
     return mx.autograd.pause() if recording.value else _AS_IT_IS

@@ -17,6 +17,7 @@ from ps.errors import AutoByteError, Closed
 from ps.exit_hook import uncaught_error
 from ps.messages import SpanKind, TensorSpec
 from ps.mxnet import engine
+from ps.mxnet.arrays import keep_lock
 from ps.mxnet.entries import Entry
 from ps.mxnet.errors import for_mxnet, raised_for_mxnet
 from ps.mxnet.stage import Stage
@@ -49,6 +50,8 @@ class Connection:
         self._markers = StepMarkers(self._timer)
         self._markers.install()
         self._errors_reach_waiters = engine.errors_reach_waiters()
+        if engine.has_threads():
+            keep_lock()
         self._unusable = ""
         self._error: Optional[AutoByteError] = None
         self.failed = False

@@ -30,10 +30,10 @@ import mxnet as mx
 from mxnet.base import check_call
 
 from ps.errors import AutoByteError, Closed
-from ps.mxnet.arrays import function_type, handles, library
+from ps.mxnet.arrays import handles, library
 from ps.mxnet.errors import for_mxnet
 
-__all__ = ["Completion", "push", "drain", "abandon", "errors_reach_waiters"]
+__all__ = ["Completion", "push", "drain", "abandon", "errors_reach_waiters", "has_threads"]
 
 
 class _OnComplete(ctypes.Structure):
@@ -50,7 +50,7 @@ class _Context(ctypes.Structure):
 
 _StartFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.POINTER(_OnComplete), ctypes.c_void_p)
 _DeleterFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-_CompleteFunction = function_type(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+_CompleteFunction = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 
 _complete_function = functools.cache(_CompleteFunction)
 
@@ -147,7 +147,7 @@ def push(start: Callable[[Completion], None], *, const: Sequence[Any] = (), muta
     number = next(_numbers)
     _operations[number] = Completion(number, start)
     check_call(
-        library.MXEnginePushAsyncND(
+        library().MXEnginePushAsyncND(
             _start,
             ctypes.c_void_p(number),
             _delete,
@@ -162,6 +162,21 @@ def push(start: Callable[[Completion], None], *, const: Sequence[Any] = (), muta
             False,
         )
     )
+
+
+@functools.cache
+def has_threads() -> bool:
+    """Return whether the engine runs operations on threads of its own, and not inside :func:`push`."""
+    ran_on = []
+
+    def start(completion: Completion) -> None:
+        ran_on.append(threading.get_ident())
+        completion()
+
+    array = mx.nd.zeros(1)
+    push(start, mutable=[array])
+    array.wait_to_read()
+    return ran_on != [threading.get_ident()]
 
 
 def drain(limit_seconds: float) -> bool:

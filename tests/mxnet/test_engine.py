@@ -100,15 +100,20 @@ def test_operation_behind_a_failed_one_is_skipped_and_forgotten():
         array.wait_to_read()
 
 
+def test_other_engines_have_threads():
+    assert engine.has_threads()
+
+
 def test_naive_engine_blocks_in_push_and_does_not_deadlock(script):
     result = script(
         """
-import threading, time
+import os, threading, time
 from ps.mxnet import engine
 array = mx.nd.ones(2)
+del os.environ["MXNET_ENGINE_TYPE"]  # the engine is what it is
 engine.push(lambda completion: threading.Timer(0.2, completion).start(), mutable=[array])
-print(engine.drain(0), engine.errors_reach_waiters(), (array * 2).asnumpy().tolist())
+print(engine.drain(0), engine.errors_reach_waiters(), engine.has_threads(), (array * 2).asnumpy().tolist())
 """,
         MXNET_ENGINE_TYPE="NaiveEngine",
     )
-    assert result.stdout == "True False [2.0, 2.0]\n", result.stderr
+    assert result.stdout == "True False False [2.0, 2.0]\n", result.stderr
