@@ -43,6 +43,8 @@ def test_an_import_that_fails_is_the_reply_to_a_command_of_the_optimizers_and_no
     commands: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "ps.mxnet.optimizer_commands", None)
+    for variable in ("MXNET_ENGINE_TYPE", "DMLC_ROLE"):  # which a server sets or drops for good
+        monkeypatch.setenv(variable, "")
     assert commands.execute(ServerCommand(1, "optimizer/set", b"")) == []
     replies: list[CommandReply] = []
     while not replies:
