@@ -47,7 +47,10 @@ def alone():
     [
         pytest.param({}, "None", id="default"),
         pytest.param(
-            {"AUTOBYTE_PARTITION_BYTES": "65536", "AUTOBYTE_CREDIT_BYTES": "262144"}, "None", id="small-credit"
+            {"AUTOBYTE_PARTITION_BYTES": "65536", "AUTOBYTE_CREDIT_BYTES": "262144"},
+            "None",
+            id="small-credit",
+            marks=pytest.mark.slow,
         ),
         pytest.param(
             {"AUTOBYTE_PARTITION_BYTES": "40963", "AUTOBYTE_FUSION_BYTES": "0"},

@@ -83,6 +83,7 @@ def test_two_workers_and_two_servers_have_the_weights_of_one_process(alone):
         assert cluster.finish() == [0, 0, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(150)
 def test_states_are_restored_by_other_servers_and_the_run_goes_on_as_if_undisturbed(alone, tmp_path):
     cases = ["adam", "half", "nadam", "lars", "lbsgd", "schedule", "sgd"]
@@ -108,6 +109,7 @@ def test_states_are_restored_by_other_servers_and_the_run_goes_on_as_if_undistur
         assert cluster.finish() == [0, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(90)
 def test_an_import_may_take_longer_than_the_deadline():
     source = """
