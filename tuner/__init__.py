@@ -35,6 +35,7 @@ from tuner.interface import Proposal, Tuner
 from tuner.metanet import MetaNetwork
 from tuner.predictor import BlendedPredictor, Predictor, RulePredictor
 from tuner.random_search import RandomTuner
+from tuner.refined import RefinedPredictor
 from tuner.rule import RuleTuner
 from tuner.static import StaticTuner
 
@@ -44,12 +45,12 @@ log = logging.getLogger("autobyte.tuning")
 
 
 def predictor() -> Predictor:
-    """Return the meta-network beside the closed form; the latter alone where no network can be read."""
+    """Return the meta-network beside the closed form and the job's twin; without it where it cannot be read."""
     try:
-        return BlendedPredictor(MetaNetwork.load(), RulePredictor())
+        return RefinedPredictor(BlendedPredictor(MetaNetwork.load(), RulePredictor()))
     except (OSError, ValueError) as error:
         log.warning("no meta-network, the closed form predicts instead: %s", error)
-        return RulePredictor()
+        return RefinedPredictor(RulePredictor())
 
 
 #: The tuners by the names that ``AUTOBYTE_TUNER`` takes.

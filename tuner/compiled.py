@@ -1,7 +1,7 @@
 """The simulator for bulk work: what :mod:`tuner.simulator` does, in machine code.
 
 Same rules, same order of events, same results to rounding; some ten million events per second instead of a
-hundred thousand. Needs numba (the extra ``tune``), which compiles the loop once and keeps the result on disk.
+hundred thousand. numba compiles the loop once and keeps the result on disk.
 
 **Workers that are alike.** Where more workers than :data:`MAX_WORKERS` share a host's figures and a configuration, only
 some of them are simulated, each of which stands for several: at a server its messages take as much of the network card

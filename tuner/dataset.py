@@ -277,7 +277,7 @@ def generate(
 )
 def main(rows: int, seed: int, part: str, quick: bool, output: Path) -> None:
     """Simulate random jobs under all configurations. A command that was stopped goes on where it was."""
-    from tuner.compiled import simulate_compiled  # needs numba, which only this command asks for
+    from tuner.compiled import simulate_compiled  # the import of numba takes a second
 
     steps, workers = (QUICK_STEPS, QUICK_WORKERS) if quick else (STEPS, MOST_WORKERS)
 

@@ -9,22 +9,76 @@ This is the only module that imports numba.
 
 from __future__ import annotations
 
-try:
-    from numba import njit
-except ImportError as error:  # pragma: no cover - depends on the installation
-    raise ImportError(
-        "the compiled simulator needs numba: install the extra with `pip install 'autobyte[tune]'`"
-    ) from error
+from numba import njit
 
-from ps.link import MAX_SPANS, MESSAGE_BYTES  # noqa: I001  # one name a line would be a page
+from ps.link import MAX_SPANS, MESSAGE_BYTES  # one name a line would be a page
 from tuner.arrays import (
-    ACKS, ARRIVALS, ARRIVES, BUSY, BYTES, CHILD, CODE_BITS, COUNT, DONE, ENDS_AT, EVENTS, FIRST_AT, FIRST_LINK,
-    FIRST_SECONDS, FORWARD, FORWARD_AT, FORWARD_SECONDS, FREE_MESSAGE, FREE_SPAN, FREE_TRANSFER, GRADIENT,
-    GRADIENTS, INBOX_HEAD, INBOX_TAIL, IN_FLIGHT, ISSUED_AT, IS_ACK, KEY, KIND_BITS, LINK, MESSAGES, NEXT,
-    NUM_LINKS, PARTITIONS, POOL_MESSAGES, PREFER_SEND, PROGRESS, RECEIVED, ROOT, RX_FREE, SENT, SENT_AT,
-    SEQUENCE, SHARD, SOURCE, SPAN, SPANS, SPAN_SHARD, STALL, STALLED_SINCE, START, STEP, STOP, TAKEN, TARGET,
-    THREAD, TOTAL_EVENTS, TRANSFERS, TX_FREE, WAIT, WORKER,
-    Costs, Model, Result, grown, new_state,
+    ACKS,
+    ARRIVALS,
+    ARRIVES,
+    BUSY,
+    BYTES,
+    CHILD,
+    CODE_BITS,
+    COUNT,
+    DONE,
+    ENDS_AT,
+    EVENTS,
+    FIRST_AT,
+    FIRST_LINK,
+    FIRST_SECONDS,
+    FORWARD,
+    FORWARD_AT,
+    FORWARD_SECONDS,
+    FREE_MESSAGE,
+    FREE_SPAN,
+    FREE_TRANSFER,
+    GRADIENT,
+    GRADIENTS,
+    IN_FLIGHT,
+    INBOX_HEAD,
+    INBOX_TAIL,
+    IS_ACK,
+    ISSUED_AT,
+    KEY,
+    KIND_BITS,
+    LINK,
+    MESSAGES,
+    NEXT,
+    NUM_LINKS,
+    PARTITIONS,
+    POOL_MESSAGES,
+    PREFER_SEND,
+    PROGRESS,
+    RECEIVED,
+    ROOT,
+    RX_FREE,
+    SENT,
+    SENT_AT,
+    SEQUENCE,
+    SHARD,
+    SOURCE,
+    SPAN,
+    SPAN_SHARD,
+    SPANS,
+    STALL,
+    STALLED_SINCE,
+    START,
+    STEP,
+    STOP,
+    TAKEN,
+    TARGET,
+    THREAD,
+    TOTAL_EVENTS,
+    TRANSFERS,
+    TX_FREE,
+    WAIT,
+    WORKER,
+    Costs,
+    Model,
+    Result,
+    grown,
+    new_state,
 )  # fmt: skip
 from tuner.layout import ITEM_BYTES
 

@@ -1,20 +1,25 @@
 """What else could choose a configuration from the same features: the rivals that the meta-network is compared with.
 
 Each is fitted to the same training examples, and gives a score per candidate of a test, of which the lowest is chosen.
-They are here for training and its report; no job runs them.
+They are here for training and its report; no job runs them. Beside them is what a job does run: the network and a twin.
 """
 
 from __future__ import annotations
 
 import warnings
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 import numpy as np
 import numpy.typing as npt
 
+from tuner.dataset import DataSet
 from tuner.examples import Examples
+from tuner.metanet import MetaNetwork
+from tuner.predictor import BlendedPredictor, RulePredictor
+from tuner.refined import RefinedPredictor
+from tuner.scenarios import PRESENTS
 
-__all__ = ["best_static", "boosted_trees", "gaussian_process"]
+__all__ = ["beside_twin", "best_static", "boosted_trees", "gaussian_process"]
 
 Scores = npt.NDArray[Any]
 
@@ -32,6 +37,27 @@ def best_static(train: Examples) -> int:
     """Return the candidate with the least mean regret over all scenarios: the best that can be chosen knowing none."""
     slower = np.expm1(train.log_seconds - np.nanmin(train.log_seconds, axis=1, keepdims=True))
     return int(np.nanmean(slower, axis=0).argmin())
+
+
+def beside_twin(
+    network: MetaNetwork, data: DataSet, test: Examples, progress: Optional[Callable[[], None]] = None
+) -> tuple[Scores, npt.NDArray[np.bool_]]:
+    """Return what a job's predictor says with ``network`` in it, and which jobs have told all that it can use.
+
+    ``test`` has all examples of each of its scenarios, one for each configuration in force.
+    """
+    scores = np.empty(test.log_seconds.shape)
+    told = np.zeros(len(scores), bool)
+    candidates = data.candidates()
+    for row, index in enumerate(test.scenario):
+        scenario = data.scenario(int(index))
+        situation = data.situation(int(index), row % PRESENTS, scenario, scenario.profile)
+        predictor = RefinedPredictor(BlendedPredictor(network, RulePredictor()))
+        scores[row] = -predictor.predict(situation, candidates).log_speedup
+        told[row] = bool(situation.tensor_bytes and situation.tensor_seconds) and situation.backward_seconds is not None
+        if progress is not None:
+            progress()
+    return scores, told
 
 
 def _rows(train: Examples, count: int, seed: int) -> tuple[Scores, Scores]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tuner.profiles import ModelProfile
     from tuner.simulator import Simulated
 
-__all__ = ["Across", "EstimateErrors", "Situation", "observations_of", "situation_of"]
+__all__ = ["Across", "EstimateErrors", "HostView", "Situation", "observations_of", "situation_of"]
 
 #: An estimate on fewer windows or messages is not used.
 MIN_SAMPLES = 3
@@ -57,6 +57,17 @@ class Across(NamedTuple):
         return cls(min(values), statistics.median(values), max(values), spread)
 
 
+class HostView(msgspec.Struct, frozen=True, array_like=True):
+    """What one node knows of its own host; None where it does not."""
+
+    send_bytes_per_second: Optional[float] = None
+    receive_bytes_per_second: Optional[float] = None
+    overhead_seconds: Optional[float] = None
+    byte_seconds: Optional[float] = None
+    forward_seconds: Optional[float] = None  #: a worker's, computation alone
+    sum_bytes_per_second: Optional[float] = None  #: a server's
+
+
 class Situation(msgspec.Struct, frozen=True, kw_only=True):
     """What is known now. Seconds and bytes are per step where nothing else is said.
 
@@ -72,6 +83,8 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
         Computation that ends with the gradient of each of these; empty while unknown.
     step_seconds
         Median over workers and windows; ``forward_seconds`` and ``backward_seconds`` likewise, where a worker can tell.
+    workers, servers
+        Each host by rank; empty where nobody has asked for it.
     worker_bandwidths, server_bandwidths
         Bytes per second of each host's sending side by rank, None where unknown.
     bandwidth_bytes_per_second, latency_seconds, overhead_seconds
@@ -99,6 +112,8 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     step_seconds: Optional[float] = None
     forward_seconds: Optional[float] = None
     backward_seconds: Optional[float] = None
+    workers: tuple[HostView, ...] = ()
+    servers: tuple[HostView, ...] = ()
     worker_bandwidths: tuple[Optional[float], ...] = ()
     server_bandwidths: tuple[Optional[float], ...] = ()
     bandwidth_bytes_per_second: Optional[Across] = None
@@ -136,6 +151,8 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
             step_seconds=_median(seen, lambda worker: worker.step_seconds),
             forward_seconds=_median(seen, lambda worker: worker.forward_seconds),
             backward_seconds=_median(seen, lambda worker: worker.backward_seconds),
+            workers=_hosts(workers, workers[0].num_workers),
+            servers=_hosts(servers, workers[0].num_servers),
             worker_bandwidths=_by_rank(workers, workers[0].num_workers),
             server_bandwidths=_by_rank(servers, workers[0].num_servers),
             bandwidth_bytes_per_second=Across.of(node.bandwidth_bytes_per_second for node in nodes),
@@ -185,6 +202,20 @@ def _by_rank(nodes: Iterable[Observation], count: int) -> tuple[Optional[float],
     for node in nodes:
         bandwidths[node.rank] = _known(node.bandwidth_bytes_per_second)
     return tuple(bandwidths)
+
+
+def _hosts(nodes: Iterable[Observation], count: int) -> tuple[HostView, ...]:
+    hosts = [HostView()] * count
+    for node in nodes:
+        hosts[node.rank] = HostView(
+            _known(node.bandwidth_bytes_per_second),
+            _known(node.receive_bandwidth_bytes_per_second),
+            _known(node.overhead_seconds),
+            _known(node.byte_seconds),
+            node.forward_seconds,
+            _sum_rate(node),
+        )
+    return tuple(hosts)
 
 
 def _most_used(nodes: Iterable[Observation]) -> Optional[float]:
@@ -253,13 +284,14 @@ def observations_of(
 
     def estimates(host: Host) -> dict[str, Optional[Estimate]]:
         own = np.exp(rng.normal(size=3) * errors.host)
-        bandwidth = host.send_bytes_per_second * errors.bandwidth * float(own[0]) ** (1 / BANDWIDTH_EXACTNESS)
+        wire = errors.bandwidth * float(own[0]) ** (1 / BANDWIDTH_EXACTNESS)
         exact = errors.spread / BANDWIDTH_EXACTNESS
         latency = conditions.latency_seconds * errors.latency * float(own[1])
         overhead = host.overhead_seconds * errors.overhead * float(own[2])
         per_byte = host.byte_seconds * errors.overhead * float(own[2])
         return {
-            "bandwidth_bytes_per_second": Estimate(bandwidth, exact, STATED_SAMPLES),
+            "bandwidth_bytes_per_second": Estimate(host.send_bytes_per_second * wire, exact, STATED_SAMPLES),
+            "receive_bandwidth_bytes_per_second": Estimate(host.receive_bytes_per_second * wire, exact, STATED_SAMPLES),
             "latency_seconds": Estimate(latency, errors.spread, STATED_SAMPLES) if latency > 0 else None,
             "overhead_seconds": Estimate(overhead, errors.spread, STATED_SAMPLES) if overhead > 0 else None,
             "byte_seconds": Estimate(max(per_byte, LEAST_BYTE_SECONDS), errors.spread, STATED_SAMPLES),

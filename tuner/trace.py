@@ -113,7 +113,7 @@ class StepTimes:
 
     def of(self, conditions: Conditions, config: CommConfig) -> Simulated:
         """Return what a step is like; the configuration's epoch does not matter."""
-        from tuner.compiled import simulate_compiled  # needs numba, which a scheduler need not have
+        from tuner.compiled import simulate_compiled  # the import of numba takes a second
 
         key = conditions, replace(config, epoch=0)
         if key not in self._known:

@@ -28,7 +28,7 @@ from tuner.features import GROUPS, NAMES
 from tuner.fitting import Recipe, Sample, fit
 from tuner.metanet import LEAST_SPREAD, MetaNetwork, Scaling
 from tuner.network import Ensemble
-from tuner.rivals import best_static, boosted_trees, gaussian_process
+from tuner.rivals import beside_twin, best_static, boosted_trees, gaussian_process
 from tuner.scenarios import nearest
 from tuner.space import describe
 
@@ -155,9 +155,13 @@ def by_group(data: DataSet, test: Examples, choices: dict[str, npt.NDArray[np.in
     return rows
 
 
-def report_of(data: DataSet, train_on: Examples, test: Examples, network: MetaNetwork, seed: int) -> dict[str, Any]:
-    """Return all figures of ``network`` and its rivals on the held-out examples ``test``."""
+def report_of(
+    data: DataSet, train_on: Examples, test: Examples, network: MetaNetwork, seed: int, progress: Any = None
+) -> dict[str, Any]:
+    """Return all figures of ``network``, alone and beside a twin, and of its rivals on the held-out ``test``."""
+    with_twin, told = beside_twin(network, data, test, progress)
     scores = {
+        "meta-network and twin": with_twin,
         "meta-network": predicted(network.ensemble, sample_of(test, network.scaling))[0].mean(axis=0),
         "boosted trees": boosted_trees(train_on, test, seed),
         "Gaussian process": gaussian_process(train_on, test, seed),
@@ -170,7 +174,17 @@ def report_of(data: DataSet, train_on: Examples, test: Examples, network: MetaNe
     choices.update((name, np.full_like(test.rule, choice)) for name, choice in fixed.items())
     choices["keep what is in force"] = test.present
     kinds = held_out(test, data)
-    groups = by_group(data, test, {name: choices[name] for name in ("meta-network", "rule", "fluid")})
+
+    def inside_of(kind: str) -> npt.NDArray[np.bool_]:
+        """Return which examples are of a kind; of the kind known are those whose nodes have told all they can."""
+        if kind == "known":
+            return told
+        inside: npt.NDArray[np.bool_] = (kinds == kind) | (kind == "all")
+        return inside
+
+    groups = by_group(
+        data, test, {name: choices[name] for name in ("meta-network and twin", "meta-network", "rule", "fluid")}
+    )
     erring = [row for row in groups if row["rule"] > RULE_ERRS]
     return {
         "scenarios": {"train": len(set(train_on.scenario)), "test": len(set(test.scenario))},
@@ -179,13 +193,13 @@ def report_of(data: DataSet, train_on: Examples, test: Examples, network: MetaNe
                 name: figures(test.take(inside), choice[inside], scores[name][inside] if name in scores else None)
                 for name, choice in choices.items()
             }
-            for kind in ("all", *sorted(set(kinds)))
-            for inside in [np.ones(len(kinds), bool) if kind == "all" else kinds == kind]
+            for kind in ("all", "known", *sorted(set(kinds)))
+            for inside in [inside_of(kind)]
         },
         "best_static": describe(configs[fixed["best single static"]]),
         "groups": groups,
         "groups_in_which_the_rule_errs": len(erring),
-        "of_these_better": sum(row["meta-network"] < row["rule"] for row in erring),
+        "of_these_better": sum(row["meta-network and twin"] < row["rule"] for row in erring),
         "calibration": {"disagreement": network.scaling.disagreement, "slack": network.scaling.slack},
     }
 
@@ -217,7 +231,11 @@ def table(rows: dict[str, Figures]) -> str:
 def document_of(report: dict[str, Any]) -> str:
     """Return the tables of a report for the document."""
     parts = [f"Regret on {report['scenarios']['test']} held-out scenarios, four configurations in force in each:", ""]
-    titles = {"model": "Models that were not seen", "cluster": "Clusters of sizes that were not seen"}
+    titles = {
+        "known": "Jobs whose nodes have told all they can, as Gluon's do",
+        "model": "Models that were not seen",
+        "cluster": "Clusters of sizes that were not seen",
+    }
     for kind, rows in report["figures"].items():
         parts += [f"**{titles.get(kind, kind.capitalize())}**", "", table(rows), ""]
     parts += [f"The best single static configuration is {report['best_static']}.", ""]
@@ -228,10 +246,11 @@ def document_of(report: dict[str, Any]) -> str:
             table(report["ablations"]),
             "",
         ]
-    parts += ["**Mean regret by groups of conditions**", "", "| | | examples | meta-network | rule | fluid |"]
-    parts += ["|---|---|---|---|---|---|"]
+    parts += ["**Mean regret by groups of conditions**", ""]
+    names = ("meta-network and twin", "meta-network", "rule", "fluid")
+    parts += [f"| | | examples | {' | '.join(names)} |", "|---" * (3 + len(names)) + "|"]
     for row in report["groups"]:
-        means = " | ".join(f"{100 * row[name]:.2f} %" for name in ("meta-network", "rule", "fluid"))
+        means = " | ".join(f"{100 * row[name]:.2f} %" for name in names)
         parts.append(f"| {row['way']} | {row['group']} | {row['examples']} | {means} |")
     return "\n".join(parts)
 
@@ -277,7 +296,8 @@ def main(
         fitting = bar.add_task("fitting", total=epochs)
         network = train(train_on, calibration, recipe, seed, lambda epoch, loss: bar.advance(fitting))
         digest = network.save(output)
-        result = report_of(whole, train_on, test, network, seed)
+        judging = bar.add_task("twins", total=len(test.present))
+        result = report_of(whole, train_on, test, network, seed, lambda: bar.advance(judging))
         if ablate:
             cheap = recipe._replace(members=2, epochs=max(1, epochs // 3))
             half = train_on.take(train_on.scenario % 2 == 0)

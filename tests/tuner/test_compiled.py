@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
-import sys
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -118,13 +115,3 @@ def test_time_is_finite_for_every_model_and_size_of_cluster() -> None:
         conditions = Conditions.uniform(workers, servers, 10 * GIGABIT, 20e-6, 10e-6)
         seconds = simulate_many(load(name), conditions, [CommConfig()], steps=2)
         assert all(math.isfinite(each) and each > load(name).backward_seconds for each in seconds)
-
-
-def test_without_numba_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    import tuner
-
-    monkeypatch.setitem(sys.modules, "numba", None)
-    spec = importlib.util.spec_from_file_location("kernel", Path(tuner.__file__).parent / "kernel.py")
-    assert spec is not None and spec.loader is not None
-    with pytest.raises(ImportError, match=r"numba: install the extra with `pip install 'autobyte\[tune\]'`"):
-        spec.loader.exec_module(importlib.util.module_from_spec(spec))

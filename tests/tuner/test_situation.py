@@ -13,7 +13,7 @@ from tuner.conditions import Conditions
 from tuner.profiles import ModelProfile, TensorProfile
 from tuner.rounds import Rounds
 from tuner.simulator import Simulated
-from tuner.situation import Across, EstimateErrors, Situation, observations_of, situation_of
+from tuner.situation import Across, EstimateErrors, HostView, Situation, observations_of, situation_of
 
 pytestmark = pytest.mark.timeout(10)
 
@@ -65,7 +65,13 @@ def test_without_a_worker_there_is_no_situation() -> None:
 
 def test_what_nobody_has_observed_is_none() -> None:
     assert summary(seen(Role.WORKER, 0)) == Situation(
-        config=CONFIG, num_workers=2, num_servers=1, worker_bandwidths=(None, None), server_bandwidths=(None,)
+        config=CONFIG,
+        num_workers=2,
+        num_servers=1,
+        workers=(HostView(), HostView()),
+        servers=(HostView(),),
+        worker_bandwidths=(None, None),
+        server_bandwidths=(None,),
     )
 
 

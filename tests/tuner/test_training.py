@@ -31,8 +31,9 @@ def test_trains_reports_and_writes_the_tables(
 ) -> None:
     monkeypatch.setattr("tuner.rivals.PROCESS_ROWS", 60)
     monkeypatch.setattr("tuner.rivals.TREES", 3)
+    monkeypatch.setattr("tuner.refined.MOST_PARTITIONS", 100)  # of what is simulated here, the cheapest
     document = tmp_path / "figures.md"
-    document.write_text("before\n<!-- figures -->\nold\n<!-- end -->\nafter\n")
+    document.write_text("before\n<!-- figures -->\nwhat was here\n<!-- end -->\nafter\n")
     arguments = [*files, "--output", str(tmp_path / "network.npz"), "--members", "2", "--epochs", "8"]
     arguments += ["--report", str(tmp_path / "report.json"), "--document", str(document)]
     result = CliRunner().invoke(training.main, arguments)
@@ -41,15 +42,22 @@ def test_trains_reports_and_writes_the_tables(
     MetaNetwork.load(tmp_path / "network.npz")
     report = json.loads((tmp_path / "report.json").read_text())
     figures = report["figures"]["all"]
-    assert set(figures) >= {"meta-network", "rule", "Gaussian process", "boosted trees", "best single static"}
+    assert set(figures) >= {
+        "meta-network and twin",
+        "meta-network",
+        "rule",
+        "Gaussian process",
+        "boosted trees",
+        "best single static",
+    }
     # The largest partition is always the fastest here: easy to learn, and the rule does not know.
     assert figures["meta-network"]["mean"] < 0.2 * figures["rule"]["mean"]
     assert figures["best single static"]["mean"] == pytest.approx(0)
-    assert {"model", "cluster"} & set(report["figures"])
+    assert {"model", "cluster"} & set(report["figures"]) and "known" in report["figures"]
     assert report["sha256"]
     text = document.read_text()
     assert text.startswith("before\n") and text.endswith("after\n")
-    assert "old" not in text and "| meta-network |" in text
+    assert "what was here" not in text and "| meta-network |" in text
 
 
 def test_trials_find_better_configurations(files: list[str]) -> None:

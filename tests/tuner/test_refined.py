@@ -1,0 +1,168 @@
+"""A predictor that simulates the job: what the twin knows better, and what it is not asked."""
+
+from __future__ import annotations
+
+from typing import Sequence
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from ps.config import KIB, MIB, CommConfig
+from tuner.compiled import simulate_compiled
+from tuner.conditions import Conditions, Host
+from tuner.predictor import Prediction, Sample
+from tuner.profiles import load
+from tuner.refined import RefinedPredictor, simulated_seconds
+from tuner.situation import Situation, situation_of
+from tuner.space import candidates
+from tuner.twin import Twin
+
+pytestmark = pytest.mark.timeout(60)
+
+START = CommConfig()
+SPACE = candidates(START)
+PROFILE = load("mobilenet1_0").scaled(0.3)
+CONDITIONS = Conditions.uniform(3, 2, 1.25e8, 1e-4, 1e-4)
+
+
+class Unsure:
+    """Expects the same gain from everything else, and is not sure of it."""
+
+    def __init__(self, gain: float = 0.0) -> None:
+        self.gain = gain
+        self.learned: list[Sample] = []
+
+    def predict(self, situation: Situation, candidates: Sequence[CommConfig]) -> Prediction:
+        others = np.array([candidate != situation.config for candidate in candidates])
+        return Prediction(self.gain * others, 0.3 * others)
+
+    def fine_tune(self, samples: Sequence[Sample]) -> None:
+        self.learned = list(samples)
+
+
+class Counting:
+    """Simulates, and counts."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def __call__(self, twin: Twin, configs: Sequence[CommConfig]) -> Sequence[float]:
+        self.asked.append(len(configs))
+        return simulated_seconds(twin, configs)
+
+
+def seen(conditions: Conditions = CONDITIONS, config: CommConfig = START, overhead_error: float = 1.0) -> Situation:
+    """Return what nodes know, whose messages seem to cost ``overhead_error`` times what they do."""
+    simulated = simulate_compiled(PROFILE, conditions, config)
+    situation = situation_of(PROFILE, conditions, config, simulated, np.random.default_rng(1))
+    assert situation.overhead_seconds is not None
+    wrong = situation.overhead_seconds._replace(
+        **{name: overhead_error * getattr(situation.overhead_seconds, name) for name in ("least", "median", "most")}
+    )
+
+    def misled(hosts: Sequence[object]) -> tuple[object, ...]:
+        return tuple(replace(host, overhead_seconds=host.overhead_seconds * overhead_error) for host in hosts)  # type: ignore[attr-defined]
+
+    return replace(
+        situation, overhead_seconds=wrong, workers=misled(situation.workers), servers=misled(situation.servers)
+    )
+
+
+def seconds(
+    configs: Sequence[CommConfig], conditions: Conditions = CONDITIONS
+) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    return np.array([simulate_compiled(PROFILE, conditions, config).step_seconds for config in configs])
+
+
+def regret(prediction: Prediction, conditions: Conditions = CONDITIONS) -> float:
+    true = seconds(SPACE, conditions)
+    return float(true[prediction.log_speedup.argmax()] / true.min() - 1)
+
+
+def test_it_finds_what_is_fastest_where_the_inner_one_knows_nothing() -> None:
+    prediction = RefinedPredictor(Unsure()).predict(seen(), SPACE)
+    assert regret(prediction) < 0.01
+    assert prediction.log_speedup[SPACE.index(START)] == 0.0
+    assert prediction.spread[SPACE.index(START)] == 0.0
+
+
+def test_messages_that_are_dearer_than_stated_show_in_the_step_time() -> None:
+    conditions = Conditions.uniform(3, 2, 1.25e9, 1e-4, 4e-4)
+    stated = seen(conditions, overhead_error=0.4)
+    assert stated.overhead_seconds is not None and stated.overhead_seconds.median == pytest.approx(1.6e-4)
+    assert regret(RefinedPredictor(Unsure()).predict(stated, SPACE), conditions) < 0.02
+
+
+def test_what_remains_unexplained_is_doubt() -> None:
+    fitting, slower = seen(), replace(seen(), step_seconds=2.0)
+    known = RefinedPredictor(Unsure()).predict(fitting, SPACE)
+    doubted = RefinedPredictor(Unsure()).predict(slower, SPACE)
+    index = SPACE.index(CommConfig(partition_bytes=256 * KIB, credit_bytes=4 * MIB))
+    assert known.spread[index] < 0.02
+    assert doubted.spread[index] > 0.1
+
+
+def test_a_twin_serves_until_the_conditions_have_moved() -> None:
+    simulate = Counting()
+    predictor = RefinedPredictor(Unsure(), simulate)
+    situation = seen()
+    predictor.predict(situation, SPACE)
+    first = len(simulate.asked)
+    predictor.predict(situation, SPACE)
+    assert len(simulate.asked) == first
+    predictor.predict(seen(config=SPACE[20]), SPACE)  # another configuration is in force: the job is the same
+    assert sum(simulate.asked[first:]) == 0
+    predictor.predict(seen(Conditions.uniform(3, 2, 1.8e8, 1e-4, 1e-4)), SPACE)
+    assert sum(simulate.asked[first:]) > 10
+
+
+def test_steps_that_the_twin_cannot_explain_make_a_new_one_after_a_while() -> None:
+    simulate = Counting()
+    predictor = RefinedPredictor(Unsure(), simulate)
+    predictor.predict(seen(), SPACE)
+    before = len(simulate.asked)
+    slower = replace(seen(), step_seconds=1.3 * (seen().step_seconds or 0))
+    for _ in range(4):
+        predictor.predict(slower, SPACE)
+        assert len(simulate.asked) == before
+    predictor.predict(slower, SPACE)
+    assert len(simulate.asked) > before
+
+
+def test_what_takes_too_long_to_simulate_is_left_to_the_inner_one_less_its_error() -> None:
+    profile = load("vgg16").scaled(0.2)
+    conditions = Conditions.uniform(8, 8, 1.25e9, 1e-4, 2e-5)
+    simulated = simulate_compiled(profile, conditions, START, steps=2)
+    situation = situation_of(profile, conditions, START, simulated, np.random.default_rng(1))
+    predictor = RefinedPredictor(Unsure(gain=0.5))
+    small = CommConfig(partition_bytes=64 * KIB, credit_bytes=4 * MIB)
+    space = [START, small, CommConfig(partition_bytes=MIB, credit_bytes=8 * MIB)]
+    prediction = predictor.predict(situation, space)
+    assert prediction.spread[1] >= 0.3
+    assert prediction.log_speedup[1] < 0.3
+    assert prediction.spread[2] < 0.05
+
+
+def test_where_too_little_is_known_the_inner_one_answers() -> None:
+    simulate = Counting()
+    situation = replace(seen(), tensor_bytes=())
+    prediction = RefinedPredictor(Unsure(gain=0.1), simulate).predict(situation, SPACE)
+    assert prediction.log_speedup[0] == 0.1
+    assert simulate.asked == []
+
+
+def test_samples_are_for_the_inner_one() -> None:
+    inner = Unsure()
+    sample = Sample(seen(), SPACE[0], 0.1, 0.01)
+    RefinedPredictor(inner).fine_tune([sample])
+    assert inner.learned == [sample]
+
+
+def test_slow_hosts_are_in_the_twin() -> None:
+    hosts = tuple(
+        Host(send_bytes_per_second=rate, receive_bytes_per_second=rate, overhead_seconds=1e-4)
+        for rate in (1.25e9, 1.25e9, 6e7)
+    )
+    conditions = Conditions(workers=hosts, servers=hosts[:2], latency_seconds=1e-4)
+    assert regret(RefinedPredictor(Unsure()).predict(seen(conditions), SPACE), conditions) < 0.005
