@@ -309,10 +309,10 @@ def observations_of(
             step_seconds=step_seconds,
             # computation alone, as a worker tells; the simulator's has the waiting in it
             forward_seconds=profile.forward_seconds / host.speed if steps else None,
-            backward_seconds=simulated.backward_seconds if steps else None,
+            backward_seconds=profile.backward_seconds / host.speed if steps else None,
             tensors=len(profile.tensors),
             tensor_bytes=tuple(tensor.size_bytes for tensor in profile.tensors) if rank == 0 else (),
-            layers=_layers_of(profile) if rank == 0 else (),
+            layers=_layers_of(profile, host.speed) if rank == 0 else (),
             model_bytes=model_bytes,
             bytes_sent=moved_bytes,
             bytes_received=moved_bytes,
@@ -345,16 +345,16 @@ def observations_of(
     return [*workers, *servers]
 
 
-def _layers_of(profile: ModelProfile) -> tuple[LayerGroup, ...]:
-    """Return the model in groups of neighbours, as a worker describes it."""
+def _layers_of(profile: ModelProfile, speed: float) -> tuple[LayerGroup, ...]:
+    """Return the model in groups of neighbours, as a worker that computes with this speed describes it."""
     size = -(-len(profile.tensors) // MAX_LAYERS)
     groups = [profile.tensors[first : first + size] for first in range(0, len(profile.tensors), size)]
     return tuple(
         LayerGroup(
             len(group),
             sum(tensor.size_bytes for tensor in group),
-            round(1e6 * sum(tensor.forward_seconds for tensor in group)),
-            round(1e6 * sum(tensor.backward_seconds for tensor in group)),
+            round(1e6 / speed * sum(tensor.forward_seconds for tensor in group)),
+            round(1e6 / speed * sum(tensor.backward_seconds for tensor in group)),
         )
         for group in groups
     )
