@@ -16,6 +16,7 @@
 :mod:`tuner.simulator`         training steps on a virtual clock, with the project's own links and ledgers
 :mod:`tuner.compiled`          the same in machine code
 :mod:`tuner.calibration`       fits the simulator to a real job
+:mod:`tuner.twin`              a running job as something to simulate
 =============================  =========================================================================
 
 Each tuner is a file with a class that :func:`create` makes by name; a further one is one more file and one more line.
