@@ -5,6 +5,9 @@ and the busy time, whatever the number of peers, and closes a window after 50 ms
 uses the wire yields a shorter one as soon as the wire falls idle, so that every step has its say. Single messages say
 little: they are 5 to 30 % off, windows of many 0.5 %.
 
+What comes through first is not counted: peers that start, allocate and meet their memory for the first time let a wire
+wait that has work, for up to seconds, while hardly any bytes are there to make up for it.
+
 :class:`Recent` keeps the last nine windows. The mean of their middle half is the estimate, which a stall or a burst of
 others does not move. When three windows in a row are all above, or all below, what the older ones allow, the
 conditions have changed, and the older ones are dropped: a change is seen within three windows, and the estimate is no
@@ -19,7 +22,7 @@ import math
 from collections import deque
 from typing import Iterable, Optional, Sequence
 
-from ps.config import KIB
+from ps.config import KIB, MIB
 from ps.stats import Estimate
 
 __all__ = ["Recent", "RateMeter"]
@@ -30,6 +33,8 @@ WINDOW_MESSAGES = 8
 #: It closes already after so much busy time when the wire was idle for so long.
 SHORT_WINDOW_SECONDS = 0.01
 IDLE_SECONDS = 0.005
+#: So many bytes have to come through before rates count.
+FIRST_BYTES = 4 * MIB
 #: What is smaller takes its time for other reasons than its bytes, and tells nothing.
 LEAST_BYTES = 8 * KIB
 #: Nothing for so long is not a busy wire, whatever a peer says that may have gone.
@@ -97,11 +102,12 @@ class RateMeter:
         How long it was busy since the start.
     """
 
-    __slots__ = ("busy_seconds", "_rates", "_at", "_seconds", "_bytes", "_messages", "_gap_at", "_gap_bytes")
+    __slots__ = ("busy_seconds", "_rates", "_first", "_at", "_seconds", "_bytes", "_messages", "_gap_at", "_gap_bytes")
 
     def __init__(self) -> None:
         self.busy_seconds = 0.0
         self._rates = Recent()
+        self._first = FIRST_BYTES  # that are still to come
         self._at = -math.inf  # when something came through last
         self._seconds = 0.0  # of the open window, like the next two
         self._bytes = 0
@@ -154,7 +160,9 @@ class RateMeter:
         self._gap_bytes += nbytes
 
     def _close(self) -> None:
-        self._rates.add(self._bytes / self._seconds)
+        if self._first <= 0:
+            self._rates.add(self._bytes / self._seconds)
+        self._first -= self._bytes
         self._bytes = self._messages = 0
         self._seconds = 0.0
 

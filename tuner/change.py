@@ -5,6 +5,8 @@ Biometrika 1954): what exceeds the baseline by more than a tolerance adds up, an
 change is seen at once, a small one after some windows, one below the tolerance never. Noisy signals get a wider
 tolerance, from how they scatter.
 
+The first rounds of a job are like no others, and estimates rest on little then: nothing is compared with them.
+
 After an alarm a signal begins anew. A step takes its own time under each configuration, so :meth:`Watch.switched` lets
 the step time begin anew, or from what it was when that configuration was last in force; what the network is does not
 depend on the configuration.
@@ -18,13 +20,20 @@ from typing import Callable, NamedTuple, Optional
 
 from tuner.situation import Across, Situation
 
-__all__ = ["Cusum", "Watch"]
+__all__ = ["NETWORK", "STEP", "Cusum", "Watch"]
+
+STEP = "a step"
+#: What no configuration and no neighbour on the same processors can change. The overhead is none of these: how it is
+#: told from the cost of bytes depends on the size of messages.
+NETWORK = frozenset(("the backward pass", "bandwidth", "latency"))
 
 #: The baseline is the median of so many first values.
 BASELINE_VALUES = 8
 #: Of a signal's spread, so many times are tolerated, and so many times make an alarm.
 TOLERATED_SPREADS = 1.0
 ALARM_SPREADS = 4.0
+#: So many rounds of a job are not watched.
+FIRST_ROUNDS = 2
 #: The scatter of a signal is learned from so many latest differences.
 SCATTER_VALUES = 12
 LEAST_DIFFERENCES = 3
@@ -119,21 +128,28 @@ class Watch:
     """Watches all that may change in a job."""
 
     def __init__(self) -> None:
+        self._rounds = 0
         self._signals = (
-            _Signal("a step", Cusum(0.02, 0.06), lambda s: (s.step_seconds, 0.0), True),
+            _Signal(STEP, Cusum(0.02, 0.06), lambda s: (s.step_seconds, 0.0), True),
             _Signal("the backward pass", Cusum(0.05, 0.15), lambda s: (s.backward_seconds, 0.0), False),
             _Signal("bandwidth", Cusum(0.08, 0.2), lambda s: _least(s.bandwidth_bytes_per_second), False),
-            _Signal("latency", Cusum(0.2, 0.6), lambda s: _median(s.latency_seconds), False),
+            _Signal("latency", Cusum(0.3, 1.0), lambda s: _median(s.latency_seconds), False),
             _Signal("overhead", Cusum(0.15, 0.45), lambda s: _most(s.overhead_seconds), False),
         )
 
-    def add(self, situation: Situation) -> dict[str, float]:
-        """Take what one round has shown; return what has changed, with its ratio to what it was."""
+    def add(self, situation: Situation, step_spread: float = 0.0) -> dict[str, float]:
+        """Take what one round has shown; return what has changed, with its ratio to what it was.
+
+        ``step_spread`` is how far the step times of rounds are known to scatter.
+        """
+        self._rounds += 1
+        if self._rounds <= FIRST_ROUNDS:
+            return {}
         changed = {}
         for signal in self._signals:
             value, spread = signal.value(situation)
             if value is not None and value > 0:
-                ratio = signal.cusum.add(value, spread)
+                ratio = signal.cusum.add(value, step_spread if signal.of_configuration else spread)
                 if ratio is not None:
                     changed[signal.name] = ratio
         return changed

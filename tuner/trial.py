@@ -1,7 +1,9 @@
 """A switch and its verdict: the steps after it against the steps before.
 
 Too small is ruinous and too large is mild, so the verdict leans: an obvious loss ends a trial after one round, a loss
-above noise after :data:`VERDICT_ROUNDS`; what is no faster and smaller goes back, what is no slower and larger stays.
+above noise after :data:`VERDICT_ROUNDS`; what is smaller stays only if it is faster by more than noise, what is larger
+stays unless it is slower. A trial lasts for as long as noise hides what was expected of it, up to :data:`MOST_ROUNDS`;
+where even those could not tell, it is given up at once.
 
 The steps before are doubtful where conditions had only just changed, or have changed a little since. Then a trial has
 to show half of the gain that was expected of it; otherwise it goes back, and what comes after is compared with better
@@ -24,13 +26,13 @@ __all__ = ["Outcome", "Trial", "Verdict"]
 #: A verdict needs so many rounds and steps, and comes after the most rounds at the latest.
 VERDICT_ROUNDS = 2
 VERDICT_STEPS = 4
-MOST_ROUNDS = 6
+MOST_ROUNDS = 8
 #: A loss of this much (of the logarithm) ends a trial after one round.
 OBVIOUS_LOSS = math.log(1.2)
 #: A loss counts when it is above this, and above twice its own noise.
 LEAST_LOSS = 0.01
-#: A step time with more noise than this is doubtful.
-DOUBTFUL = 0.05
+#: What is smaller has to gain so much, and more than its noise.
+LEAST_GAIN = 0.01
 #: A trial in which no step ends for this long, in seconds or in steps as they were, is ended.
 SILENT_SECONDS = 10.0
 SILENT_STEPS = 10
@@ -62,14 +64,21 @@ class Trial(NamedTuple):
     predicted: float  #: log speedup
     spread: float
     began: float
+    doubtful: bool = False  #: whether the steps before are a poor measure, as conditions had only just changed
+    safe: bool = False  #: whether it is what the job started with
 
     @property
-    def doubtful(self) -> bool:
-        """Whether the steps before are a poor measure."""
-        return self.time.noise > DOUBTFUL
+    def smaller(self) -> bool:
+        """Whether it is more dangerous than what was in force before."""
+        return not self.safe and size_key(self.config) < size_key(self.before)
 
-    def verdict(self, after: Optional[StepTime], rounds: int, steps: int, now: float) -> Optional[Verdict]:
-        """Return the verdict on ``steps`` in so many rounds; None while it is too early for one."""
+    def verdict(
+        self, after: Optional[StepTime], rounds: int, steps: int, now: float, scatter: float = 0.0
+    ) -> Optional[Verdict]:
+        """Return the verdict on ``steps`` in so many rounds; None while it is too early for one.
+
+        ``scatter`` is the noise that a step time over :data:`MOST_ROUNDS` still has in this job.
+        """
         if after is None:
             silent_seconds = max(SILENT_SECONDS, SILENT_STEPS * self.time.seconds)
             if now - self.began <= silent_seconds:
@@ -83,13 +92,20 @@ class Trial(NamedTuple):
             return back
         if rounds < VERDICT_ROUNDS or steps < VERDICT_STEPS:
             return None
-        if gain < -max(LEAST_LOSS, 2 * noise):
+        if gain < -max(LEAST_LOSS, noise if self.smaller else 2 * noise):
             return back
         if self.doubtful:
             outcome = Outcome.KEEP if gain > self.predicted / 2 else Outcome.GO_BACK
             return Verdict(outcome, f"{text}, against few steps", gain, noise)
-        if gain - 2 * noise < -LEAST_LOSS and rounds < MOST_ROUNDS:
+        keep = Verdict(Outcome.KEEP, text, gain, noise)
+        if self.smaller and gain > max(LEAST_GAIN, 2 * noise) or not self.smaller and gain - 2 * noise > -LEAST_LOSS:
+            return keep
+        if math.hypot(scatter, self.time.noise) > max(0.0, self.predicted) + self.spread:
+            return back._replace(text=f"{text}, and steps vary too much to tell")
+        if rounds < MOST_ROUNDS:
             return None
-        if gain < 0 and size_key(self.config) < size_key(self.before):
+        if gain < -LEAST_LOSS / 2:
+            return back
+        if self.smaller and gain < max(LEAST_GAIN, noise):
             return back._replace(text=f"{text}, and smaller has to be faster")
-        return Verdict(Outcome.KEEP, text, gain, noise)
+        return keep

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from ps.config import CommConfig
-from tuner.change import Cusum, Watch
+from tuner.change import FIRST_ROUNDS, Cusum, Watch
 from tuner.situation import Across, Situation
 
 pytestmark = pytest.mark.timeout(10)
@@ -100,3 +100,20 @@ def test_a_switch_lets_only_the_step_time_begin_anew() -> None:
     assert watch.add(situation(step=0.2, bandwidth=5e8)) == {"bandwidth": pytest.approx(0.5)}
     watch.switched(0.1)
     assert watch.add(situation(step=0.2, bandwidth=5e8)) == {"a step": pytest.approx(2.0)}
+
+
+def test_the_first_rounds_of_a_job_are_compared_with_nothing() -> None:
+    """Before much has come through, an estimate may be off by any factor."""
+    watch = Watch()
+    for _ in range(FIRST_ROUNDS):
+        assert watch.add(situation(bandwidth=3e5, step=2.0)) == {}
+    assert [watch.add(situation()) for _ in range(5)] == [{}] * 5
+    assert list(watch.add(situation(bandwidth=5e8))) == ["bandwidth"]
+
+
+def test_steps_that_are_known_to_scatter_have_to_differ_by_more() -> None:
+    watch = Watch()
+    for _ in range(5):
+        watch.add(situation(), step_spread=0.15)
+    assert watch.add(situation(step=0.13), step_spread=0.15) == {}
+    assert list(watch.add(situation(step=0.3), step_spread=0.15)) == ["a step"]

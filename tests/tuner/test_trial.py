@@ -34,28 +34,52 @@ def outcome(verdict: object) -> object:
         (0.110, 2, 4, Outcome.GO_BACK),
         (0.090, 1, 50, None),
         (0.090, 2, 4, Outcome.KEEP),
-        (0.101, 2, 20, None),  # neither
-        (0.101, 6, 60, Outcome.KEEP),  # larger and no slower
+        (0.1005, 2, 20, None),  # neither
+        (0.1005, 8, 80, Outcome.KEEP),  # larger and no slower
+        (0.1012, 8, 80, Outcome.GO_BACK),
     ],
 )
 def test_a_larger_configuration(seconds: float, rounds: int, steps: int, expected: object) -> None:
     assert outcome(trial().verdict(StepTime(seconds, 0.005), rounds, steps, now=5.0)) == expected
 
 
-@pytest.mark.parametrize(("seconds", "expected"), [(0.1004, Outcome.GO_BACK), (0.0995, Outcome.KEEP)])
+@pytest.mark.parametrize(
+    ("seconds", "expected"), [(0.1004, Outcome.GO_BACK), (0.0995, Outcome.GO_BACK), (0.0985, Outcome.KEEP)]
+)
 def test_a_smaller_configuration_has_to_be_faster(seconds: float, expected: Outcome) -> None:
-    assert outcome(trial(SMALLER).verdict(StepTime(seconds, 0.005), 6, 60, now=5.0)) == expected
+    assert outcome(trial(SMALLER).verdict(StepTime(seconds, 0.005), 8, 80, now=5.0)) == expected
 
 
 def test_noise_is_waited_out() -> None:
-    noisy = StepTime(0.105, 0.05)
+    noisy = StepTime(0.1, 0.05)
     assert trial().verdict(noisy, 2, 20, now=5.0) is None
-    assert outcome(trial().verdict(noisy, 6, 60, now=9.0)) == Outcome.KEEP
+    assert outcome(trial().verdict(noisy, 8, 80, now=9.0)) == Outcome.KEEP
+    assert outcome(trial().verdict(StepTime(0.102, 0.05), 8, 80, now=9.0)) == Outcome.GO_BACK
+
+
+def test_a_smaller_configuration_is_not_kept_for_long_against_the_odds() -> None:
+    noisy = StepTime(0.107, 0.05)
+    assert trial().verdict(noisy, 2, 20, now=5.0) is None
+    assert outcome(trial(SMALLER).verdict(noisy, 2, 20, now=5.0)) == Outcome.GO_BACK
+
+
+def test_a_trial_is_given_up_where_even_a_long_one_could_not_tell() -> None:
+    verdict = trial().verdict(StepTime(0.1, 0.05), 2, 20, now=5.0, scatter=0.15)
+    assert verdict is not None and verdict.outcome is Outcome.GO_BACK
+    assert verdict.text.endswith("and steps vary too much to tell")
+    assert trial().verdict(StepTime(0.1, 0.05), 2, 20, now=5.0, scatter=0.05) is None
+
+
+def test_going_back_to_the_start_needs_no_gain() -> None:
+    back = Trial(LARGER, BEFORE, StepTime(0.1, 0.005), SITUATION, 0.0, 0.05, began=0.0, safe=True)
+    assert outcome(back.verdict(StepTime(0.1002, 0.005), 8, 80, now=9.0)) == Outcome.KEEP
+    assert outcome(back.verdict(StepTime(0.103, 0.005), 8, 80, now=9.0)) == Outcome.GO_BACK
 
 
 @pytest.mark.parametrize(("seconds", "expected"), [(0.097, Outcome.GO_BACK), (0.094, Outcome.KEEP)])
 def test_against_doubtful_steps_half_of_the_gain_has_to_show(seconds: float, expected: Outcome) -> None:
-    assert outcome(trial(noise=0.08).verdict(StepTime(seconds, 0.005), 2, 20, now=5.0)) == expected
+    doubtful = trial(noise=0.08)._replace(doubtful=True)
+    assert outcome(doubtful.verdict(StepTime(seconds, 0.005), 2, 20, now=5.0)) == expected
 
 
 def test_no_step_at_all_is_a_loss_after_ten_seconds_or_ten_steps() -> None:

@@ -1,0 +1,73 @@
+"""Down in small steps, and not again where it has failed."""
+
+from __future__ import annotations
+
+import pytest
+
+from ps.config import KIB, MIB, CommConfig
+from tuner.caution import REFUSED_ROUNDS, Refusals, is_smaller, within_one_step_down
+from tuner.space import UNSLICED
+
+pytestmark = pytest.mark.timeout(10)
+
+
+def config(partition_kib: int, credit_mib: int) -> CommConfig:
+    return CommConfig(partition_bytes=partition_kib * KIB, credit_bytes=credit_mib * MIB)
+
+
+START = config(512, 4)
+
+
+@pytest.mark.parametrize(
+    ("candidate", "within"),
+    [
+        (config(256, 4), True),
+        (config(256, 2), True),
+        (config(128, 4), False),
+        (config(512, 1), False),
+        (config(256, 64), False),  # what would be to blame?
+        (config(8192, 64), True),
+        (config(1024, 2), True),
+        (UNSLICED, True),
+    ],
+)
+def test_one_power_of_two_down_and_any_up(candidate: CommConfig, within: bool) -> None:
+    assert within_one_step_down(candidate, START) == within
+
+
+def test_no_slicing_is_one_step_above_the_largest() -> None:
+    assert within_one_step_down(config(8192, 64), UNSLICED)
+    assert not within_one_step_down(config(8192, 32), UNSLICED)
+    assert is_smaller(config(8192, 64), UNSLICED)
+
+
+def test_a_smaller_p_that_failed_speaks_against_all_that_are_as_small() -> None:
+    refusals = Refusals()
+    refusals.refuse(config(256, 4), before=START)
+    assert [refusals.allow(config(*size)) for size in ((256, 4), (256, 64), (64, 1), (512, 2))] == [False] * 3 + [True]
+
+
+def test_a_smaller_c_that_failed_speaks_against_no_larger_c() -> None:
+    refusals = Refusals()
+    refusals.refuse(config(512, 2), before=START)
+    assert [refusals.allow(config(*size)) for size in ((512, 2), (256, 1), (256, 4), (1024, 2))] == [
+        False,
+        False,
+        True,
+        True,
+    ]
+
+
+def test_each_refusal_in_a_row_lasts_twice_as_long_until_a_gain_or_a_change() -> None:
+    refusals, lasted = Refusals(), []
+    for _ in range(3):
+        refusals.refuse(config(256, 4), before=START)
+        rounds = 0
+        while not refusals.allow(config(256, 4)):
+            refusals.pass_round()
+            rounds += 1
+        lasted.append(rounds)
+    assert lasted == [REFUSED_ROUNDS, 2 * REFUSED_ROUNDS, 4 * REFUSED_ROUNDS]
+    refusals.refuse(config(256, 4), before=START)
+    refusals.forget()
+    assert refusals.allow(config(256, 4))
