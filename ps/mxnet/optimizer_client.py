@@ -19,7 +19,7 @@ from ps.errors import DeadlineExceeded, SettingsError
 from ps.messages import TensorSpec
 from ps.mxnet import optimizer_file
 from ps.mxnet.description import EVOLVING, KeySettings, describe, needs_whole_tensors, parameters
-from ps.mxnet.wire import SetOptimizer
+from ps.mxnet.wire import OTHER_CLASS, SetOptimizer
 from ps.worker import Worker
 
 __all__ = ["StoreOptimizer"]
@@ -53,6 +53,7 @@ class StoreOptimizer:
         self._worker = worker
         self._store = store
         self._name = ""
+        self._imported = False
         self._baseline: dict[str, Any] = {}  # what every key has from ``set``
         self._sent: dict[Key, dict[str, Any]] = {}  # what a key has from its own settings
 
@@ -89,8 +90,8 @@ class StoreOptimizer:
                 )
         self._wait_for_import()
         body = msgspec.msgpack.encode(SetOptimizer(self._store, description))
-        self._worker.command("optimizer/check", body, agreed=description.name)
-        self._worker.command("optimizer/set", body, agreed=description.name)
+        if OTHER_CLASS in self._worker.command("optimizer/set", body, agreed=description.name):
+            self._worker.command("optimizer/begin", body, agreed=description.name)
         if self.optimizer is not None and self.optimizer is not optimizer and self._name == description.name:
             _carry_over(self.optimizer, optimizer, self._name)
         self.optimizer = optimizer
@@ -101,9 +102,10 @@ class StoreOptimizer:
     def _wait_for_import(self) -> None:
         """Wait until the servers have imported MXNet, which may take longer than the deadline allows a command."""
         give_up_at = time.monotonic() + IMPORT_SECONDS
-        while True:
+        while not self._imported:
             try:
                 self._worker.command("optimizer/import", collective=False)
+                self._imported = True
                 return
             except DeadlineExceeded:
                 if time.monotonic() > give_up_at:

@@ -6,14 +6,16 @@ import msgspec
 
 from ps.mxnet.description import Description
 
-__all__ = ["Piece", "Read", "Reads", "Restore", "SetOptimizer", "ShardState", "Writes"]
+__all__ = ["OTHER_CLASS", "Piece", "Read", "Reads", "Restore", "SetOptimizer", "ShardState", "Writes"]
 
 #: A command or reply carries about this much of a state.
 PIECE_BYTES = 4 << 20
+#: ``optimizer/set`` replies this where nothing has changed, since the store has no optimizer of the class.
+OTHER_CLASS = b"other class"
 
 
 class SetOptimizer(msgspec.Struct, frozen=True):
-    """``optimizer/check`` and ``optimizer/set``: give the tensors of a store an optimizer."""
+    """``optimizer/set`` and ``optimizer/begin``: give the tensors of a store an optimizer."""
 
     store: str
     description: Description
