@@ -138,11 +138,7 @@ def buckets_share_a_store():
     return alike(*models)
 
 
-@pytest.fixture(scope="module")
-def results():
-    return cases.results(__name__, AUTOBYTE_DEADLINE_SECONDS="20")
-
-
+@pytest.mark.timeout(130)
 @pytest.mark.parametrize("name", cases.functions)
 def test_module(results, name):
-    assert results[name] == cases.expected[name]
+    assert results[__name__, name] == cases.expected[name]

@@ -207,11 +207,7 @@ def stores_say_what_they_are():
     return [kv.type for kv in stores] + [stores[0].is_capable("optimizer"), stores[0].num_workers]
 
 
-@pytest.fixture(scope="module")
-def results():
-    return cases.results(__name__, servers=2, AUTOBYTE_DEADLINE_SECONDS="20")
-
-
+@pytest.mark.timeout(130)
 @pytest.mark.parametrize("name", cases.functions)
 def test_surface(results, name):
-    assert results[name] == cases.expected[name]
+    assert results[__name__, name] == cases.expected[name]
