@@ -21,6 +21,7 @@ from ps.commands import Handler
 from ps.messages import Shard, Tensor
 from ps.mxnet.description import build
 from ps.mxnet.optimizer import Chosen, ShardUpdater
+from ps.mxnet.profiling import ServerProfiler
 from ps.mxnet.wire import OTHER_CLASS, Reads, Restore, SetOptimizer, ShardState, Writes
 from ps.shards import ShardBook
 
@@ -40,6 +41,7 @@ def handlers(rank: int, book: ShardBook) -> dict[str, Handler]:
         "optimizer/read": optimizers.read,
         "optimizer/write": optimizers.write,
         "optimizer/restore": optimizers.restore,
+        "optimizer/profile": ServerProfiler(rank).execute,
     }
 
 

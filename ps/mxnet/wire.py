@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Literal, Union
+
 import msgspec
 
 from ps.mxnet.description import Description
 
-__all__ = ["OTHER_CLASS", "Piece", "Read", "Reads", "Restore", "SetOptimizer", "ShardState", "Writes"]
+__all__ = ["OTHER_CLASS", "Piece", "Profile", "Read", "Reads", "Restore", "SetOptimizer", "ShardState", "Writes"]
 
 #: A command or reply carries about this much of a state.
 PIECE_BYTES = 4 << 20
@@ -68,3 +70,10 @@ class Writes(msgspec.Struct, frozen=True):
     """``optimizer/write``: each server takes the elements that belong to its shards."""
 
     pieces: list[Piece]
+
+
+class Profile(msgspec.Struct, frozen=True):
+    """``optimizer/profile``: call a function of ``mx.profiler`` (:mod:`ps.mxnet.profiling`)."""
+
+    function: Literal["set_config", "set_state", "dump", "pause", "resume"]
+    arguments: dict[str, Union[bool, int, float, str]]
