@@ -138,6 +138,23 @@ def buckets_share_a_store():
     return alike(*models)
 
 
+@case([True, True])
+def a_feed_forward_model_takes_a_store_by_name_or_object():
+    x = np.random.RandomState(0).rand(40, 2).astype("float32")
+    y = (x[:, 0] > x[:, 1]).astype("float32")
+    layer = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2, name="fc")
+    weights = []
+    for kvstore in "dist_sync_autobyte", mx.kv.create("dist_sync_autobyte"):
+        mx.random.seed(1)
+        model = mx.model.FeedForward.create(
+            mx.sym.SoftmaxOutput(layer, name="softmax"), X=x[rank() :: 2], y=y[rank() :: 2], num_epoch=30,
+            numpy_batch_size=20, learning_rate=0.5, momentum=0.9, kvstore=kvstore,
+        )  # fmt: skip
+        weights.append(model.arg_params["fc_weight"].asnumpy())
+        good = (model.predict(x).argmax(axis=1) == y).mean() > 0.9
+    return [bool(good), np.array_equal(*weights)]
+
+
 @pytest.mark.timeout(130)
 @pytest.mark.parametrize("name", cases.functions)
 def test_module(results, name):
