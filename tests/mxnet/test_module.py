@@ -146,13 +146,14 @@ def a_feed_forward_model_takes_a_store_by_name_or_object():
     weights = []
     for kvstore in "dist_sync_autobyte", mx.kv.create("dist_sync_autobyte"):
         mx.random.seed(1)
+        np.random.seed(1)  # it shuffles
         model = mx.model.FeedForward.create(
             mx.sym.SoftmaxOutput(layer, name="softmax"), X=x[rank() :: 2], y=y[rank() :: 2], num_epoch=30,
             numpy_batch_size=20, learning_rate=0.5, momentum=0.9, kvstore=kvstore,
         )  # fmt: skip
         weights.append(model.arg_params["fc_weight"].asnumpy())
         good = (model.predict(x).argmax(axis=1) == y).mean() > 0.9
-    return [bool(good), np.array_equal(*weights)]
+    return [bool(good), np.allclose(*weights, atol=1e-4)]
 
 
 @pytest.mark.timeout(130)
