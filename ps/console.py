@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import logging
 import sys
 from typing import Any, Callable
@@ -16,11 +15,22 @@ __all__ = ["run_process", "version_option"]
 
 def version_option() -> Callable[..., Any]:
     """Return the option ``--version``."""
+    return click.option(
+        "--version", is_flag=True, expose_value=False, is_eager=True, callback=_show_version, help="Show the version."
+    )
+
+
+def _show_version(context: click.Context, option: click.Parameter, wanted: bool) -> None:
+    if not wanted:
+        return
+    import importlib.metadata  # here: a fifth of the time that a server takes to start
+
     try:
         version = importlib.metadata.version("autobyte")
     except importlib.metadata.PackageNotFoundError:
         version = "(not installed)"
-    return click.version_option(version, message="%(prog)s %(version)s")
+    click.echo(f"{context.find_root().info_name} {version}")
+    context.exit()
 
 
 def run_process(command: str, run: Callable[[], int]) -> None:

@@ -27,7 +27,6 @@ import weakref
 from typing import Callable, Optional
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from ps import messages, network
 from ps.config import Role, Settings
@@ -250,7 +249,7 @@ class Membership:
     def _take(self) -> list[ControlMessage]:
         """Return every message that is there; count and drop what is malformed."""
         taken = []
-        while _readable(self.socket):
+        while network.readable(self.socket):
             try:
                 parts = self.socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:  # a connection that broke since took its messages along
@@ -263,8 +262,7 @@ class Membership:
         return taken
 
     def _watch_connection(self, now: float) -> None:
-        while _readable(self._monitor):
-            made = recv_monitor_message(self._monitor)["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
+        for made in network.connection_changes(self._monitor):
             self._broken_at = None if made else now
 
     def _why_lost(self, now: float) -> str:
@@ -273,7 +271,3 @@ class Membership:
         if self._broken_at is not None and now >= self._broken_at + RECONNECT_SECONDS:
             return f"the connection to {self._where} broke: the scheduler's process has ended, or the network failed"
         return ""
-
-
-def _readable(socket: zmq.Socket[bytes]) -> bool:
-    return bool(int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)

@@ -23,7 +23,6 @@ import secrets
 from typing import Optional, Union
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from ps import network
 from ps.config import MAX_PARTITION_BYTES, MIB
@@ -38,8 +37,6 @@ _NOTHING = memoryview(b"")
 MAX_FRAME_BYTES = MAX_PARTITION_BYTES + MIB
 
 # Plain integers: operations on pyzmq's enumerations take microseconds, in loops that run for every message.
-_EVENTS = int(zmq.EVENTS)
-_POLLIN = int(zmq.POLLIN)
 _RCVMORE = int(zmq.RCVMORE)
 _NOBLOCK = int(zmq.NOBLOCK)
 _SNDMORE = int(zmq.NOBLOCK | zmq.SNDMORE)
@@ -86,11 +83,6 @@ def _prepare(socket: zmq.Socket[bytes]) -> None:
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
 
 
-def _readable(socket: zmq.Socket[bytes]) -> bool:
-    # Asking costs a microsecond, an exception for an empty socket 32.
-    return bool(int(socket.getsockopt(_EVENTS)) & _POLLIN)
-
-
 def _drop_rest(socket: zmq.Socket[bytes]) -> None:
     while socket.getsockopt(_RCVMORE):
         socket.recv(_NOBLOCK, copy=False)
@@ -125,7 +117,7 @@ class WorkerLane:
         ``ready`` says that a poll has just told that there is one. A message of more frames has an empty header here.
         """
         socket = self.socket
-        if not (ready or _readable(socket)):
+        if not (ready or network.readable(socket)):
             return None
         try:
             header = socket.recv(_NOBLOCK, copy=False)
@@ -141,10 +133,7 @@ class WorkerLane:
 
     def changes(self) -> list[bool]:
         """Return what happened to the connection since the last call: True for made, False for broken."""
-        seen = []
-        while _readable(self.monitor):
-            seen.append(recv_monitor_message(self.monitor)["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED)
-        return seen
+        return network.connection_changes(self.monitor)
 
     def close(self) -> None:
         self.socket.disable_monitor()
@@ -181,7 +170,7 @@ class ServerLane:
     def receive(self, ready: bool) -> Optional[tuple[bytes, memoryview, Optional[memoryview]]]:
         """Return the sender's identity, and header and payload as :meth:`WorkerLane.receive` does."""
         socket = self.socket
-        if not (ready or _readable(socket)):
+        if not (ready or network.readable(socket)):
             return None
         try:
             identity = socket.recv(_NOBLOCK, copy=False)

@@ -20,7 +20,7 @@ JOB = [sys.executable, "-m", "scheduler.launch", "-n", "2", "-s", "2", sys.execu
     [
         pytest.param("train_digits.py", 4, "accuracy", 0.9, id="image-classifier"),
         pytest.param("classify_docstrings.py", 2, "accuracy", 0.8, id="sparse-text-model", marks=pytest.mark.slow),
-        pytest.param("fit_module.py", 6, "accuracy", 0.9, id="module"),
+        pytest.param("fit_module.py", 6, "accuracy", 0.9, id="module", marks=pytest.mark.slow),
         pytest.param("train_gan.py", 30, "read as asked", 0.5, id="gan", marks=pytest.mark.slow),
     ],
 )

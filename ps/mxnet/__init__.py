@@ -18,7 +18,7 @@ import mxnet  # noqa: E402
 
 compatibility.check_version(mxnet.__version__)
 
-from ps.mxnet import hooks, names, trainer  # noqa: E402
+from ps.mxnet import hooks, names, profiling, trainer  # noqa: E402
 from ps.mxnet.broadcast import broadcast_parameters  # noqa: E402
 from ps.mxnet.connection import close  # noqa: E402
 
@@ -27,3 +27,4 @@ __all__ = ["broadcast_parameters", "close"]
 names.register()
 hooks.install()
 trainer.install()
+profiling.install()

@@ -14,6 +14,7 @@ from typing import Any, Mapping, Optional
 import numpy as np
 
 from ps.codecs import Codec, codec_of
+from ps.errors import SettingsError
 from ps.mxnet.errors import raised_for_mxnet
 
 __all__ = ["codec_from", "codec_for"]
@@ -28,6 +29,11 @@ def codec_from(compression_params: Mapping[str, Any]) -> Codec:
         There is no such type or parameter, or a value is out of range. It is an ``MXNetError`` too.
     """
     with raised_for_mxnet():
+        if not isinstance(compression_params, (str, Mapping)):
+            expected = {"type": "2bit", "threshold": 0.5}
+            raise SettingsError(
+                f"gradient compression: expected parameters such as {expected}, not {compression_params!r}"
+            )
         return codec_of(compression_params)
 
 

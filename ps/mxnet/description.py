@@ -118,8 +118,12 @@ def describe(optimizer: Any) -> Description:
     Raises
     ------
     SettingsError
-        Its class is not registered, so no server could find it.
+        It is no optimizer, or its class is not registered, so no server could find it.
     """
+    if not isinstance(optimizer, mx.optimizer.Optimizer):
+        raise SettingsError(
+            f"set_optimizer: expected an mx.optimizer.Optimizer, such as mx.optimizer.create returns, not {optimizer!r}"
+        )
     name = registered_name(optimizer)
     if mx.optimizer.Optimizer.opt_registry.get(name) is not type(optimizer):
         raise SettingsError(

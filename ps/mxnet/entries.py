@@ -73,8 +73,10 @@ class Entries:
         for name, values in first_values:
             present = self._by_key.get(name)
             if present is not None and present.error is None:
+                hint = "; another Trainer or Module needs a store of its own" if verb == "broadcast" else ""
                 raise TensorError(
-                    f"{verb}({name!r}): worker {self._rank} has initialised this key before; its value is unchanged"
+                    f"{verb}({name!r}): worker {self._rank} has initialised this key before; its value is"
+                    f" unchanged{hint}"
                 )
             entries[name] = make(verb, name, values[0])
         with paused():

@@ -1,8 +1,8 @@
 """The KVStore that Gluon's Trainer, Module and Estimator talk to.
 
-Registered with MXNet as ``dist_sync_autobyte`` (``dist_autobyte`` and ``dist_device_sync_autobyte`` are the same) and
-``dist_async_autobyte``. It is a subclass of ``mx.kvstore.KVStore``, because MXNet asks for that class in places, but it
-has no native store behind it: every public method is replaced.
+Registered with MXNet as ``dist_sync_autobyte`` (short: ``dist_autobyte``) and ``dist_async_autobyte``; each also with
+``device`` in its name, which changes nothing else. It is a subclass of ``mx.kvstore.KVStore``, because MXNet asks for
+that class in places, but it has no native store behind it: every public method is replaced.
 
 A store only puts work into the engine's order: gradient -> stage, the transfer, stage -> output
 (:mod:`ps.mxnet.stage`, :mod:`ps.mxnet.connection`). Nothing blocks but ``init``, ``barrier`` and what is said to the
@@ -54,6 +54,8 @@ class AutoByteKVStore(mx.kvstore.KVStore):  # type: ignore[misc]
     ----------
     mode
         When a push takes effect (docs/modes.md).
+    type
+        What it says that it is. Module looks for ``_sync`` in it, Trainer for ``dist`` and ``async``.
 
     Examples
     --------
@@ -64,7 +66,7 @@ class AutoByteKVStore(mx.kvstore.KVStore):  # type: ignore[misc]
 
     _numbers = itertools.count()
 
-    def __init__(self, mode: Mode = Mode.SYNC) -> None:
+    def __init__(self, mode: Mode = Mode.SYNC, type: str = "dist_sync_autobyte") -> None:
         # attributes of the base class that MXNet's own code looks at
         self.handle = None
         self._updater: Any = None
@@ -73,6 +75,7 @@ class AutoByteKVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         self._is_p3 = False
 
         self._mode = mode
+        self._type = type
         self._codec: Optional[Codec] = None
         self._connection = connect()
         self._number = next(self._numbers)
@@ -88,8 +91,8 @@ class AutoByteKVStore(mx.kvstore.KVStore):  # type: ignore[misc]
 
     @property
     def type(self) -> str:
-        """The name; Module looks for ``_sync`` in it, Trainer for ``dist`` and ``async``."""
-        return f"dist_{self._mode.value}_autobyte"
+        """The name that it was created by; of the short one, the long one."""
+        return self._type
 
     @property
     def rank(self) -> int:
@@ -263,6 +266,8 @@ class AutoByteKVStore(mx.kvstore.KVStore):  # type: ignore[misc]
         updater
             Changes ``value`` in place, by operations of MXNet; not to be called with values of earlier calls.
         """
+        if not callable(updater):
+            raise TypeError(f"set_updater: expected a function of key, sum and value, not {updater!r}")
         if self._mode is not Mode.SYNC:
             raise NotImplementedError("set_updater: asynchronous workers get no common sums; use set_optimizer")
         self._connection.drain()
@@ -295,7 +300,7 @@ class AutoByteKVStore(mx.kvstore.KVStore):  # type: ignore[misc]
             self._hand_over()
         self._connection.drain()
         with raised_for_mxnet():
-            self._optimizer.set(optimizer, self._entries.specs())
+            self._optimizer.set(optimizer, self._entries.specs)
         self._updater = self._optimizer
         self._values = None
 

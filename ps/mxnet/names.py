@@ -18,9 +18,10 @@ __all__ = ["register"]
 def register() -> None:
     """Make ``mx.kv.create`` and Trainer know the stores by name."""
     registry = mx.kvstore.KVStoreBase.kv_registry
-    for name in ("dist_sync_autobyte", "dist_autobyte", "dist_device_sync_autobyte"):
-        registry[name] = AutoByteKVStore
-    registry["dist_async_autobyte"] = functools.partial(AutoByteKVStore, Mode.ASYNC)
+    registry["dist_autobyte"] = AutoByteKVStore
+    for mode in Mode:
+        for name in (f"dist_{mode.value}", f"dist_device_{mode.value}", f"dist_{mode.value}_device"):
+            registry[f"{name}_autobyte"] = functools.partial(AutoByteKVStore, mode, f"{name}_autobyte")
     original = mx.kvstore.create
 
     @functools.wraps(original)

@@ -35,7 +35,7 @@ from ps.mxnet.description import (
 )
 from ps.mxnet.rows import row_sparse
 
-__all__ = ["ShardUpdater"]
+__all__ = ["Chosen", "ShardUpdater"]
 
 Array = NDArray[Any]
 
@@ -54,13 +54,28 @@ MAX_BUFFERS = 4
 _settings_decoder = msgspec.msgpack.Decoder(KeySettings)
 
 
+class Chosen:
+    """What is set for one store: its updaters look here when they are used, however many there are."""
+
+    __slots__ = ("description",)
+
+    def __init__(self, description: Description) -> None:
+        self.description = description
+
+
 class ShardUpdater:
     """The updater (:class:`ps.updater.Updater`) of one shard.
+
+    Parameters
+    ----------
+    chosen
+        The optimizer and the parameters that were set with it; other parameters count from the next use on, with the
+        state and the count that there are.
 
     Attributes
     ----------
     description
-        The optimizer and the parameters that were set with it.
+        What of ``chosen`` was last taken.
     count
         How many updates the shard has had.
     start, stop
@@ -69,8 +84,9 @@ class ShardUpdater:
         Whether the optimizer looks at more than one element at a time.
     """
 
-    def __init__(self, tensor: Tensor, shard: Shard, description: Description) -> None:
-        self.description = description
+    def __init__(self, tensor: Tensor, shard: Shard, chosen: Chosen) -> None:
+        self.chosen = chosen
+        self.description = description = chosen.description
         self.count = 0
         self._tensor = tensor
         self.start = shard.start
@@ -95,11 +111,6 @@ class ShardUpdater:
         self._absent_next = False  # worker 0 has no gradient in the version that comes next
         self._absent = False
 
-    def configure(self, description: Description) -> None:
-        """Take other parameters of the same optimizer; state and count stay."""
-        self._set(description.parameters)
-        self.description = description
-
     def settings(self, body: bytes) -> None:
         """Take what worker 0 had set when it called the push that comes next.
 
@@ -113,6 +124,7 @@ class ShardUpdater:
         except msgspec.MsgspecError as error:
             raise SettingsError(f"malformed settings of {self._tensor.spec.name!r}: {error}") from None
         optimizer = self._optimizer
+        self._follow()
         self._set(settings.parameters)
         if settings.count is not None and self.count == 0:
             self.count = settings.count
@@ -134,6 +146,7 @@ class ShardUpdater:
         """Apply a gradient to a range of the weight, in place."""
         if start == stop:
             return
+        self._follow()
         if version > self._seen:
             self._seen = version
             self._absent, self._absent_next = self._absent_next, False
@@ -154,6 +167,7 @@ class ShardUpdater:
 
     def update_rows(self, version: int, ids: NDArray[np.int64], gradient: Array, weight: Array) -> bool:
         """Apply a gradient that is zero but for some rows, as MXNet does: to these rows alone where it is lazy."""
+        self._follow()
         self._begin(version)
         if weight.size == 0:
             return True
@@ -197,6 +211,7 @@ class ShardUpdater:
 
     def slots(self) -> int:
         """Return how many arrays of state there are; 0 before the first update."""
+        self._follow()
         return len(self._slots) if self._filled == self.stop else 0
 
     def array(self, slot: int) -> Array:
@@ -205,6 +220,7 @@ class ShardUpdater:
 
     def put(self, slot: int, start: int, values: Array) -> None:
         """Set elements of array number ``slot``."""
+        self._follow()
         if self._filled < self.stop:
             self._allocate(self._new_state(mx.nd.zeros(self._shape(), dtype=self._tensor.spec.dtype)))
             self._filled = self.stop
@@ -224,6 +240,7 @@ class ShardUpdater:
 
     def restart(self, count: int) -> None:
         """Forget the state, and go on as after ``count`` updates."""
+        self._follow()
         self._template = None
         self._slots = []
         self._memory = []
@@ -233,6 +250,12 @@ class ShardUpdater:
         self._resume_sums()
 
     # ----------------------------------------------------------------------------------------- details
+
+    def _follow(self) -> None:
+        """Take what has been chosen since."""
+        if self.description is not self.chosen.description:
+            self.description = self.chosen.description
+            self._set(self.description.parameters)
 
     def _set(self, parameters: dict[str, Any]) -> None:
         set_parameters(self._optimizer, parameters)

@@ -11,7 +11,7 @@ theirs, so that ``trainer.learning_rate`` is right everywhere.
 from __future__ import annotations
 
 import time
-from typing import Any, Mapping, Union
+from typing import Any, Callable, Mapping, Union
 
 import msgspec
 
@@ -19,10 +19,10 @@ from ps.errors import DeadlineExceeded, SettingsError
 from ps.messages import TensorSpec
 from ps.mxnet import optimizer_file
 from ps.mxnet.description import EVOLVING, KeySettings, describe, needs_whole_tensors, parameters
-from ps.mxnet.wire import SetOptimizer
+from ps.mxnet.wire import OTHER_CLASS, SetOptimizer
 from ps.worker import Worker
 
-__all__ = ["StoreOptimizer"]
+__all__ = ["StoreOptimizer", "wait_for_import"]
 
 Key = Union[int, str]
 
@@ -30,6 +30,18 @@ Key = Union[int, str]
 IMPORT_SECONDS = 120.0
 #: Optimizers of MXNet's that read the learning rate before they count the update.
 _READS_BEFORE_COUNTING = frozenset(["lbsgd"])
+
+
+def wait_for_import(worker: Worker) -> None:
+    """Wait until the servers have imported MXNet, which may take longer than the deadline allows a command."""
+    give_up_at = time.monotonic() + IMPORT_SECONDS
+    while True:
+        try:
+            worker.command("optimizer/import", collective=False)
+            return
+        except DeadlineExceeded:
+            if time.monotonic() > give_up_at:
+                raise
 
 
 class StoreOptimizer:
@@ -53,6 +65,7 @@ class StoreOptimizer:
         self._worker = worker
         self._store = store
         self._name = ""
+        self._imported = False
         self._baseline: dict[str, Any] = {}  # what every key has from ``set``
         self._sent: dict[Key, dict[str, Any]] = {}  # what a key has from its own settings
 
@@ -61,7 +74,7 @@ class StoreOptimizer:
         """Whether tensors that are initialised from now on must live on one server."""
         return self.optimizer is not None and needs_whole_tensors(self.optimizer)
 
-    def set(self, optimizer: Any, specs: Mapping[Key, TensorSpec]) -> None:
+    def set(self, optimizer: Any, specs: Callable[[], Mapping[Key, TensorSpec]]) -> None:
         """Have the servers update the store's tensors. Collective; nothing of the store is under way.
 
         The same class again keeps states and counts; another one starts anew.
@@ -71,7 +84,7 @@ class StoreOptimizer:
         optimizer
             An ``mx.optimizer.Optimizer``; of the same class on all ranks. The parameters of rank 0 count.
         specs
-            The keys that the store has already.
+            Returns the keys that the store has already.
 
         Raises
         ------
@@ -81,33 +94,24 @@ class StoreOptimizer:
         """
         description = describe(optimizer)
         if needs_whole_tensors(optimizer):
-            spread = [key for key, spec in specs.items() if not spec.whole]
+            spread = [key for key, spec in specs().items() if not spec.whole]
             if spread:
                 raise SettingsError(
                     f"set_optimizer: {description.name!r} looks at whole tensors, but key {spread[0]!r} was initialised"
                     " before and is spread over the servers; set the optimizer first, then initialise the keys"
                 )
-        self._wait_for_import()
+        if not self._imported:
+            wait_for_import(self._worker)
+            self._imported = True
         body = msgspec.msgpack.encode(SetOptimizer(self._store, description))
-        self._worker.command("optimizer/check", body, agreed=description.name)
-        self._worker.command("optimizer/set", body, agreed=description.name)
+        if OTHER_CLASS in self._worker.command("optimizer/set", body, agreed=description.name):
+            self._worker.command("optimizer/begin", body, agreed=description.name)
         if self.optimizer is not None and self.optimizer is not optimizer and self._name == description.name:
             _carry_over(self.optimizer, optimizer, self._name)
         self.optimizer = optimizer
         self._name = description.name
         self._baseline = {f"parameters.{name}": value for name, value in description.parameters.items()}
         self._sent = {}
-
-    def _wait_for_import(self) -> None:
-        """Wait until the servers have imported MXNet, which may take longer than the deadline allows a command."""
-        give_up_at = time.monotonic() + IMPORT_SECONDS
-        while True:
-            try:
-                self._worker.command("optimizer/import", collective=False)
-                return
-            except DeadlineExceeded:
-                if time.monotonic() > give_up_at:
-                    raise
 
     def remove(self) -> None:
         """Have the servers keep sums again, where they do not. Collective then; nothing of the store is under way."""

@@ -2,7 +2,8 @@
 
 A store's keys are called ``<store>[<key>]`` on the wire; an optimizer is set for one store, and every tensor of that
 store has an updater from then on (:class:`ps.mxnet.optimizer.ShardUpdater`). Setting an optimizer of the same class
-again changes its parameters and keeps states and counts; another class starts anew.
+again changes its parameters, for all tensors at once, and keeps states and counts. Another class starts anew, when all
+servers know it: ``optimizer/set`` is then followed by ``optimizer/begin``.
 
 States travel in pieces, as raw elements with their place: a worker reads or writes one after the other, so that no
 message is long and the server serves others in between.
@@ -18,9 +19,10 @@ import numpy as np
 
 from ps.commands import Handler
 from ps.messages import Shard, Tensor
-from ps.mxnet.description import Description, build
-from ps.mxnet.optimizer import ShardUpdater
-from ps.mxnet.wire import Reads, Restore, SetOptimizer, ShardState, Writes
+from ps.mxnet.description import build
+from ps.mxnet.optimizer import Chosen, ShardUpdater
+from ps.mxnet.profiling import ServerProfiler
+from ps.mxnet.wire import OTHER_CLASS, Reads, Restore, SetOptimizer, ShardState, Writes
 from ps.shards import ShardBook
 
 __all__ = ["handlers"]
@@ -32,13 +34,14 @@ def handlers(rank: int, book: ShardBook) -> dict[str, Handler]:
     optimizers = _Optimizers(book)
     return {
         "optimizer/import": lambda body: b"",  # done before, in a thread (ps.commands)
-        "optimizer/check": optimizers.check,
         "optimizer/set": optimizers.set,
+        "optimizer/begin": optimizers.begin,
         "optimizer/remove": optimizers.remove,
         "optimizer/states": optimizers.states,
         "optimizer/read": optimizers.read,
         "optimizer/write": optimizers.write,
         "optimizer/restore": optimizers.restore,
+        "optimizer/profile": ServerProfiler(rank).execute,
     }
 
 
@@ -47,39 +50,42 @@ class _Optimizers:
 
     def __init__(self, book: ShardBook) -> None:
         self._book = book
-        self._descriptions: dict[str, Description] = {}  # by store
+        self._chosen: dict[str, Chosen] = {}  # by store
         self._updaters: dict[str, ShardUpdater] = {}  # by name of the tensor
 
-    def check(self, body: bytes) -> bytes:
-        """Refuse what :meth:`set` would fail with; nothing changes."""
-        build(msgspec.msgpack.decode(body, type=SetOptimizer).description)
+    def set(self, body: bytes) -> bytes:
+        """Change the parameters of a store's optimizer; of another class only refuse what :meth:`begin` cannot do."""
+        request = msgspec.msgpack.decode(body, type=SetOptimizer)
+        build(request.description)
+        chosen = self._chosen.get(request.store)
+        if chosen is None or chosen.description.name != request.description.name:
+            return OTHER_CLASS
+        chosen.description = request.description
         return b""
 
-    def set(self, body: bytes) -> bytes:
-        """Give the tensors of a store, present and future, updaters of an optimizer."""
+    def begin(self, body: bytes) -> bytes:
+        """Give the tensors of a store, present and future, updaters of an optimizer of another class."""
         request = msgspec.msgpack.decode(body, type=SetOptimizer)
-        self._descriptions[request.store] = request.description
+        self._chosen[request.store] = Chosen(request.description)
         self._book.set_updater(self._updater_of)
         return b""
 
     def remove(self, body: bytes) -> bytes:
         """Let the tensors of a store keep sums again."""
         store = body.decode()
-        self._descriptions.pop(store, None)
+        self._chosen.pop(store, None)
         self._updaters = {name: updater for name, updater in self._updaters.items() if _store_of(name) != store}
         self._book.set_updater(self._updater_of)
         return b""
 
     def _updater_of(self, tensor: Tensor, shard: Shard) -> Optional[ShardUpdater]:
         name = tensor.spec.name
-        description = self._descriptions.get(_store_of(name))
-        if description is None:
+        chosen = self._chosen.get(_store_of(name))
+        if chosen is None:
             return None
         updater = self._updaters.get(name)
-        if updater is None or updater.description.name != description.name:
-            updater = self._updaters[name] = ShardUpdater(tensor, shard, description)
-        elif updater.description is not description:
-            updater.configure(description)
+        if updater is None or updater.chosen is not chosen:
+            updater = self._updaters[name] = ShardUpdater(tensor, shard, chosen)
         return updater
 
     def _of_store(self, store: str) -> Iterator[tuple[str, ShardUpdater]]:

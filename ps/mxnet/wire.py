@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Literal, Union
+
 import msgspec
 
 from ps.mxnet.description import Description
 
-__all__ = ["Piece", "Read", "Reads", "Restore", "SetOptimizer", "ShardState", "Writes"]
+__all__ = ["OTHER_CLASS", "Piece", "Profile", "Read", "Reads", "Restore", "SetOptimizer", "ShardState", "Writes"]
 
 #: A command or reply carries about this much of a state.
 PIECE_BYTES = 4 << 20
+#: ``optimizer/set`` replies this where nothing has changed, since the store has no optimizer of the class.
+OTHER_CLASS = b"other class"
 
 
 class SetOptimizer(msgspec.Struct, frozen=True):
-    """``optimizer/check`` and ``optimizer/set``: give the tensors of a store an optimizer."""
+    """``optimizer/set`` and ``optimizer/begin``: give the tensors of a store an optimizer."""
 
     store: str
     description: Description
@@ -66,3 +70,10 @@ class Writes(msgspec.Struct, frozen=True):
     """``optimizer/write``: each server takes the elements that belong to its shards."""
 
     pieces: list[Piece]
+
+
+class Profile(msgspec.Struct, frozen=True):
+    """``optimizer/profile``: call a function of ``mx.profiler`` (:mod:`ps.mxnet.profiling`)."""
+
+    function: Literal["set_config", "set_state", "dump", "pause", "resume"]
+    arguments: dict[str, Union[bool, int, float, str]]

@@ -93,9 +93,9 @@ def test_a_proposal_reaches_every_node_and_is_confirmed_before_the_next() -> Non
     [
         ('raise RuntimeError("broken")', "retired"),
         ("while True: pass", "decided"),
-        ("time.sleep(1000)", "decided"),
+        pytest.param("time.sleep(1000)", "decided", marks=pytest.mark.slow),
         ('return tuner.Proposal(config=CommConfig(credit_bytes=10**12), reason="nonsense")', "refused"),
-        ('return "nonsense"', "refused"),
+        pytest.param('return "nonsense"', "refused", marks=pytest.mark.slow),
     ],
     ids=["raises", "spins", "sleeps", "out of range", "wrong type"],
 )

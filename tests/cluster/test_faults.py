@@ -7,6 +7,7 @@ import random
 import signal
 import time
 
+import pytest
 import zmq
 
 from tests.cluster.harness import Cluster
@@ -275,6 +276,7 @@ with ps.Worker() as worker:
         assert cluster.finish() == [0, 0]
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_noticed_soon_although_its_forked_children_live_on() -> None:
     source = """
 import os, signal, sys, time, numpy as np, ps

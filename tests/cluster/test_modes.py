@@ -196,7 +196,7 @@ print(step)
 """
 
 
-@pytest.mark.parametrize("staleness", ["", "2"])
+@pytest.mark.parametrize("staleness", [pytest.param("", marks=pytest.mark.slow), "2"])
 def test_stochastic_gradient_descent_converges(staleness: str) -> None:
     env = {"AUTOBYTE_STALENESS": staleness} if staleness else {}
     run(LEAST_SQUARES, workers=3, servers=2, **env)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.cluster.harness import Cluster
 
 PRELUDE = """
@@ -63,15 +61,17 @@ print(after[0] - before[0], after[1] - before[1])
     assert run(source) == [f"{sent} {100 * 256}\n"] * 2
 
 
-@pytest.mark.parametrize("partition_bytes", ["100", "5000", "4194304"])
-def test_many_rounds_with_any_partition_size_and_types(partition_bytes: str) -> None:
+def test_many_rounds_with_any_partition_size_and_types() -> None:
     source = """
+from ps.config import CommConfig
 rng = np.random.default_rng(rank)
+sizes = [100, 5000, 4 << 20]
 for dtype in ("float16", "float32", "float64", "int8", "int64"):
     worker.init(dtype, np.zeros((501, 7), dtype), stype=Storage.ROW_SPARSE)
     dense = dtype + " dense"
     worker.init(dense, np.zeros((501, 7), dtype))
-    for round_ in range(4):
+    for round_ in range(4 * len(sizes)):
+        worker.configure(CommConfig(partition_bytes=sizes[round_ % len(sizes)]))
         ids = rng.integers(0, 501, rng.integers(0, 90))
         rows = rng.integers(-3, 4, (ids.size, 7)).astype(dtype)
         value = np.zeros((501, 7), dtype)
@@ -83,7 +83,7 @@ for dtype in ("float16", "float32", "float64", "int8", "int64"):
         assert (everything.wait() == expected.wait()).all()
         assert (some.wait() == expected.wait()[ids]).all()
 """
-    run(source, AUTOBYTE_PARTITION_BYTES=partition_bytes)
+    run(source)
 
 
 def test_a_dense_tensor_of_many_rows_can_be_pushed_by_rows() -> None:

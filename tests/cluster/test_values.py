@@ -162,7 +162,7 @@ for round_ in range(5):
     assert first == second == third and len(first.splitlines()) == 20
 
 
-@pytest.mark.parametrize("servers", [1, 3])
+@pytest.mark.parametrize("servers", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_many_tensors_in_flight_at_once(servers: int) -> None:
     source = """
 shapes = {f"t{i}": (i * 997 % 5000 + 1,) for i in range(120)}

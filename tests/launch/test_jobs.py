@@ -137,7 +137,7 @@ def test_a_killed_worker_ends_the_job(start) -> None:
     assert re.search(r"\[worker 0\] .*PeerLost: .*worker 1", stderr)
 
 
-@pytest.mark.parametrize("role", ["server", "scheduler"])
+@pytest.mark.parametrize("role", ["server", pytest.param("scheduler", marks=pytest.mark.slow)])
 def test_a_killed_server_or_scheduler_ends_the_job(start, role: str) -> None:
     job = start()
     job.running()

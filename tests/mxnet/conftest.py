@@ -12,6 +12,7 @@ import pytest
 
 from ps.mxnet import broadcast, connection, engine
 from tests.cluster.harness import ROOT
+from tests.mxnet import cases
 from tests.mxnet.fake import FakeWorker, join
 
 PRELUDE = """
@@ -39,6 +40,15 @@ def worker():
 @pytest.fixture
 def store(worker):
     return mx.kv.create("dist_sync_autobyte")
+
+
+@pytest.fixture(scope="session")
+def results(request):
+    """What the cases of the collected modules have returned on the ranks, by module and name."""
+    modules = {item.module.__name__: item.module for item in request.session.items}
+    return cases.run(
+        [name for name, module in modules.items() if isinstance(getattr(module, "cases", None), cases.Cases)]
+    )
 
 
 @pytest.fixture

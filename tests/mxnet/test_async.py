@@ -36,9 +36,9 @@ print(float(np.abs(weight - truth).max()))
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("staleness", ["", "1"])
+@pytest.mark.parametrize("staleness", [pytest.param("", marks=pytest.mark.slow), "1"])
 def test_gluon_converges_asynchronously(staleness):
-    with Cluster(workers=2, servers=2, env={"AUTOBYTE_STALENESS": staleness}) as cluster:
+    with Cluster(workers=2, servers=1, env={"AUTOBYTE_STALENESS": staleness}) as cluster:
         for worker in cluster.run(TRAIN, timeout=90):
             assert float(worker.stdout) < 1e-2
-        assert cluster.finish() == [0, 0, 0]
+        assert cluster.finish() == [0, 0]

@@ -4,6 +4,7 @@
 rank 1; under three configurations, the last of which changes in the middle of the run, at one worker only.
 """
 
+import functools
 import os
 import subprocess
 import sys
@@ -13,55 +14,54 @@ import pytest
 from tests.cluster.harness import ROOT, Cluster
 
 ALONE = """
-from tests.mxnet.training import MODELS, alone
-for model in MODELS:
-    print(model, alone(model))
+from tests.mxnet.training import alone
+print(alone({model!r}))
 """
 
 TOGETHER = """
 import ps.mxnet
 import mxnet as mx
 from ps.config import CommConfig
-from tests.mxnet.training import MODELS, together
+from tests.mxnet.training import together
 
 store = mx.kv.create("dist_sync_autobyte")
 change = {change} if store.rank == 1 else None
-for model in MODELS:
-    print(model, together(model, store, change))
+print(together({model!r}, store, change))
 """
 
 
-@pytest.fixture(scope="module")
-def alone():
+CONFIGURATIONS = {
+    "default": ({}, "None"),
+    "small-credit": ({"AUTOBYTE_PARTITION_BYTES": "65536", "AUTOBYTE_CREDIT_BYTES": "262144"}, "None"),
+    "changed-on-one-worker": (
+        {"AUTOBYTE_PARTITION_BYTES": "40963", "AUTOBYTE_FUSION_BYTES": "0"},
+        "lambda: store.worker.configure(CommConfig(partition_bytes=1 << 20, credit_bytes=3 << 20))",
+    ),
+}
+
+
+@functools.cache
+def alone(model):
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    result = subprocess.run(
-        [sys.executable, "-c", ALONE], env=env, capture_output=True, text=True, timeout=100, check=True
-    )
-    assert [line.split()[0] for line in result.stdout.splitlines()] == ["lenet", "resnet18_v1"]
-    return result.stdout
+    command = [sys.executable, "-c", ALONE.format(model=model)]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=100, check=True).stdout
 
 
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize(
-    ("env", "change"),
+    ("model", "configuration"),
     [
-        pytest.param({}, "None", id="default"),
-        pytest.param(
-            {"AUTOBYTE_PARTITION_BYTES": "65536", "AUTOBYTE_CREDIT_BYTES": "262144"},
-            "None",
-            id="small-credit",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            {"AUTOBYTE_PARTITION_BYTES": "40963", "AUTOBYTE_FUSION_BYTES": "0"},
-            "lambda: store.worker.configure(CommConfig(partition_bytes=1 << 20, credit_bytes=3 << 20))",
-            id="changed-on-one-worker",
-        ),
+        ("lenet", "changed-on-one-worker"),
+        pytest.param("lenet", "default", marks=pytest.mark.slow),
+        pytest.param("lenet", "small-credit", marks=pytest.mark.slow),
+        pytest.param("resnet18_v1", "default", marks=pytest.mark.slow),
+        pytest.param("resnet18_v1", "small-credit", marks=pytest.mark.slow),
+        pytest.param("resnet18_v1", "changed-on-one-worker", marks=pytest.mark.slow),
     ],
 )
-def test_two_workers_end_with_the_weights_of_one_process(alone, env, change):
+def test_two_workers_end_with_the_weights_of_one_process(model, configuration):
+    env, change = CONFIGURATIONS[configuration]
     with Cluster(workers=2, servers=2, env=env) as cluster:
-        first, second = cluster.run(TOGETHER.format(change=change), timeout=140)
-        assert first.stdout == alone
-        assert second.stdout == alone
+        workers = cluster.run(TOGETHER.format(model=model, change=change), timeout=140)
+        assert [worker.stdout for worker in workers] == [alone(model)] * 2
         assert cluster.finish() == [0, 0, 0]

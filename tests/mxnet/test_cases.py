@@ -5,7 +5,7 @@ Each case is run by both ranks, all in one job; what a rank returns must equal w
 
 from __future__ import annotations
 
-import json
+import functools
 
 import ps.mxnet  # isort: skip (before mxnet: on Python 3.12 it makes that importable)
 
@@ -14,18 +14,22 @@ import numpy as np
 import pytest
 
 from ps.errors import AutoByteError
-from tests.cluster.harness import Cluster
+from tests.mxnet.cases import Cases
 
-CASES = {}
-EXPECTED = {}
+cases = Cases()
+
+
+@functools.cache
+def shared():
+    """Return the store of all cases."""
+    return mx.kv.create("dist_sync_autobyte")
 
 
 def case(expected=None, by_rank=None):
-    """Give both ranks, or each of them, what it has to return."""
+    """Give both ranks, or each of them, what it has to return, given a store."""
 
     def add(function):
-        CASES[function.__name__] = function
-        EXPECTED[function.__name__] = list(by_rank or [expected, expected])
+        cases.case(expected, by_rank)(functools.wraps(function)(lambda: function(shared())))
         return function
 
     return add
@@ -285,25 +289,7 @@ def two_thousand_keys(store):
     return [value.asscalar() for value in values] == [3 * i for i in keys]
 
 
-def main():
-    """Run by each worker."""
-    store = mx.kv.create("dist_sync_autobyte")
-    for name, function in CASES.items():
-        try:
-            result = function(store)
-        except Exception as error:
-            result = f"{type(error).__name__}: {error}"
-        print(json.dumps([name, result], default=float), flush=True)
-
-
-@pytest.fixture(scope="module")
-def results():
-    with Cluster(workers=2, servers=1, env={"AUTOBYTE_DEADLINE_SECONDS": "5"}) as cluster:
-        workers = cluster.run("from tests.mxnet.test_cases import main\nmain()", timeout=55)
-        assert cluster.finish() == [0, 0]
-        return [dict(json.loads(line) for line in worker.stdout.splitlines()) for worker in workers]
-
-
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.timeout(130)
+@pytest.mark.parametrize("name", cases.functions)
 def test_case(results, name):
-    assert [result[name] for result in results] == EXPECTED[name]
+    assert results[__name__, name] == cases.expected[name]

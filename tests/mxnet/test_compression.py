@@ -1,12 +1,21 @@
 """``set_gradient_compression``: the numbers of MXNet's own store, to the bit, and what else a user meets."""
 
+import contextlib
+import io
+import logging.handlers
 import os
+import queue
 import subprocess
 import sys
 
+import ps.mxnet  # noqa: F401  # isort: skip (before mxnet: on Python 3.12 it makes that importable)
+
+import mxnet as mx
 import pytest
+from sklearn.datasets import load_digits
 
 from tests.cluster.harness import Cluster, free_port
+from tests.mxnet.cases import Cases
 
 #: Pushes and pulls four times and prints what comes, for any store: sums, then weights that the servers update.
 ROUNDS = """
@@ -72,18 +81,11 @@ def native(source: str, timeout: float = 60) -> list[str]:
             process.communicate()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="MXNet imports only after ps.mxnet, which its servers have not")
 @pytest.mark.timeout(150)
 def test_the_bits_are_those_of_mxnets_own_store():
     assert native(ROUNDS.replace("NAME", "'dist_sync'"), timeout=120) == [BITS] * 2
-
-
-@pytest.mark.timeout(100)
-def test_2bit_gives_these_bits():
-    with Cluster(workers=2, servers=2, env={"AUTOBYTE_START_SECONDS": "60"}) as cluster:
-        source = "import ps.mxnet\n" + ROUNDS.replace("NAME", "'dist_sync_autobyte'")
-        assert [worker.stdout for worker in cluster.run(source, timeout=80)] == [BITS] * 2
-        assert cluster.finish() == [0, 0, 0]
 
 
 #: Trains a parameter on two contexts, and in this process alone with what MXNet's 2bit lets through of all ranks.
@@ -139,6 +141,7 @@ for update_on_kvstore in False, True:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_2bit_with_several_contexts_trains_with_mxnets_bits_wherever_the_update_is_and_in_the_order_of_the_ranks():
     env = {"AUTOBYTE_DETERMINISTIC": "1", "AUTOBYTE_PARTITION_BYTES": "4097", "AUTOBYTE_START_SECONDS": "60"}
@@ -148,30 +151,40 @@ def test_2bit_with_several_contexts_trains_with_mxnets_bits_wherever_the_update_
         assert cluster.finish() == [0, 0, 0]
 
 
-@pytest.mark.timeout(120)
-def test_gluon_trains_with_compression_and_sends_less():
-    source = """
-import ps.mxnet
-import hashlib
-import mxnet as mx
-from sklearn.datasets import load_digits
+cases = Cases()
 
-digits = load_digits()
-images, labels = mx.nd.array(digits.images[:1600].reshape(1600, 64) / 16), mx.nd.array(digits.target[:1600])
-batch = 50
-for parameters in {"type": "2bit", "threshold": 0.5}, {"type": "topk", "ratio": 0.05}:
+
+@cases.case(BITS)
+def the_bits_of_2bit():
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(ROUNDS.replace("NAME", "'dist_sync_autobyte'"), {})
+    return printed.getvalue()
+
+
+@cases.case([True, True, True])
+def gluon_trains_with_topk_and_sends_less():
+    return trains_and_sends_less({"type": "topk", "ratio": 0.05}, bytes_per_value=0.4)
+
+
+@cases.case([True, True, True])
+def gluon_trains_with_2bit_and_sends_less():
+    return trains_and_sends_less({"type": "2bit", "threshold": 0.5}, bytes_per_value=0.25)
+
+
+def trains_and_sends_less(compression, bytes_per_value):
+    """Return whether a classifier of digits becomes good, equals the other rank's, and sent as little as it should."""
+    digits = load_digits()
+    images, labels = mx.nd.array(digits.images[:1600].reshape(1600, 64) / 16), mx.nd.array(digits.target[:1600])
     net = mx.gluon.nn.HybridSequential()
-    net.add(mx.gluon.nn.Dense(64, activation="relu"), mx.gluon.nn.Dense(10))
+    net.add(mx.gluon.nn.Dense(64, activation="relu", in_units=64), mx.gluon.nn.Dense(10, in_units=64))
     mx.random.seed(1)
     net.initialize(mx.init.Xavier())
     store = mx.kv.create("dist_sync_autobyte")
-    trainer = mx.gluon.Trainer(
-        net.collect_params(), "sgd", {"learning_rate": 0.2}, kvstore=store, update_on_kvstore=False,
-        compression_params=parameters,
-    )
-    criterion = mx.gluon.loss.SoftmaxCrossEntropyLoss()
-    sent_before = store.worker.statistics()["bytes_sent"]
-    for epoch in range(12):
+    options = {"kvstore": store, "update_on_kvstore": False, "compression_params": compression}
+    trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.2}, **options)
+    criterion, batch, epochs = mx.gluon.loss.SoftmaxCrossEntropyLoss(), 50, 12
+    before = store.worker.statistics()["bytes_sent"]
+    for _ in range(epochs):
         for start in range(0, 1600, 2 * batch):
             mine = slice(start + batch * store.rank, start + batch * (store.rank + 1))
             with mx.autograd.record():
@@ -179,63 +192,58 @@ for parameters in {"type": "2bit", "threshold": 0.5}, {"type": "topk", "ratio": 
             loss.backward()
             trainer.step(2 * batch)
     accuracy = (net(images).argmax(axis=1) == labels).mean().asscalar()
-    weights = b"".join(parameter.data().asnumpy().tobytes() for parameter in net.collect_params().values())
-    sent = store.worker.statistics()["bytes_sent"] - sent_before
-    print(parameters["type"], accuracy > 0.93, hashlib.sha256(weights).hexdigest(), sent)
-"""
-    values = 64 * 64 + 64 + 64 * 10 + 10
-    with Cluster(workers=2, servers=1, env={"AUTOBYTE_START_SECONDS": "60"}) as cluster:
-        first, second = (worker.stdout.splitlines() for worker in cluster.run(source, timeout=100))
-        assert cluster.finish() == [0, 0]
+    sent = store.worker.statistics()["bytes_sent"] - before
+    weights = [parameter.data() for parameter in net.collect_params().values()]
+    values = sum(weight.size for weight in weights)
+    pushed = epochs * 16 * values * bytes_per_value
     first_values = 4 * values  # of worker 0, which sends them as they are
-    for line, other, bytes_per_value in zip(first, second, (0.25, 0.4)):
-        name, accurate, weights, sent = line.split()
-        assert accurate == "True", line
-        assert other.split()[2] == weights, "the ranks have the same weights"
-        pushed = 12 * 16 * values * bytes_per_value
-        assert pushed <= int(sent) <= 1.02 * pushed + first_values, name
+    other = mx.kv.create("dist_sync_autobyte")
+    sums = [weight.copy() for weight in weights]
+    other.broadcast(list(range(len(sums))), weights, out=[weight.copy() for weight in weights])
+    other.pushpull(list(range(len(sums))), sums)
+    alike = all((total == 2 * weight).asnumpy().all() for total, weight in zip(sums, weights))
+    return [bool(accuracy > 0.93), alike, pushed <= sent <= 1.02 * pushed + first_values or [pushed, sent]]
 
 
-def test_ranks_with_other_thresholds_are_told_so():
-    source = """
-import ps.mxnet
-import mxnet as mx
-store = mx.kv.create("dist_sync_autobyte")
-store.set_gradient_compression({"type": "2bit", "threshold": [0.5, 0.25][store.rank]})
-try:
-    store.init("a", mx.nd.zeros(3))
-except mx.base.MXNetError as error:
-    print(error)
-"""
-    with Cluster(workers=2) as cluster:
-        for worker in cluster.run(source, timeout=40):
-            assert "{'type': '2bit', 'threshold': 0.5} on worker 0" in worker.stdout
-            assert "{'type': '2bit', 'threshold': 0.25} on worker 1" in worker.stdout
+@cases.case([True, True])
+def ranks_with_other_thresholds_are_told_so():
+    store = mx.kv.create("dist_sync_autobyte")
+    store.set_gradient_compression({"type": "2bit", "threshold": [0.5, 0.25][store.rank]})
+    try:
+        store.init("a", mx.nd.zeros(3))
+    except mx.base.MXNetError as error:
+        return [
+            f"{{'type': '2bit', 'threshold': {at}}} on worker {rank}" in str(error)
+            for rank, at in ((0, 0.5), (1, 0.25))
+        ]
 
 
-def test_integers_and_keys_from_before_the_call_stay_as_they_are():
-    source = """
-import ps.mxnet
-import mxnet as mx
-store = mx.kv.create("dist_sync_autobyte")
-store.init("before", mx.nd.zeros(3))
-store.set_gradient_compression({"type": "2bit", "threshold": 0.5})
-store.init("integers", mx.nd.zeros(3, dtype="int32"))
-store.init("half", mx.nd.zeros(3, dtype="float16"))
-for key, dtype in ("before", "float32"), ("integers", "int32"), ("half", "float16"):
-    value = mx.nd.array([3, 0, -3], dtype=dtype)
-    store.pushpull(key, value)
-    print(value.asnumpy().tolist())
-"""
-    with Cluster(workers=2) as cluster:
-        for worker in cluster.run(source, timeout=40):
-            assert worker.stdout == "[6.0, 0.0, -6.0]\n[6, 0, -6]\n[1.0, 0.0, -1.0]\n"
-            assert "1 keys initialised before set_gradient_compression stay uncompressed" in worker.stderr
+@cases.case(
+    [[6, 0, -6], [6, 0, -6], [1, 0, -1], "1 keys initialised before set_gradient_compression stay uncompressed"]
+)
+def integers_and_keys_from_before_the_call_stay_as_they_are():
+    store, warnings = mx.kv.create("dist_sync_autobyte"), logging.handlers.QueueHandler(queue.Queue())
+    store.init("before", mx.nd.zeros(3))
+    logging.getLogger("autobyte.mxnet").addHandler(warnings)
+    store.set_gradient_compression({"type": "2bit", "threshold": 0.5})
+    logging.getLogger("autobyte.mxnet").removeHandler(warnings)
+    store.init("integers", mx.nd.zeros(3, dtype="int32"))
+    store.init("half", mx.nd.zeros(3, dtype="float16"))
+    seen = []
+    for key, dtype in ("before", "float32"), ("integers", "int32"), ("half", "float16"):
+        value = mx.nd.array([3, 0, -3], dtype=dtype)
+        store.pushpull(key, value)
+        seen.append(value.asnumpy().tolist())
+    return [*seen, warnings.queue.get_nowait().getMessage()]
+
+
+@pytest.mark.timeout(130)
+@pytest.mark.parametrize("name", cases.functions)
+def test_case(results, name):
+    assert results[__name__, name] == cases.expected[name]
 
 
 @pytest.mark.parametrize("parameters", [{"type": "2bits"}, {"type": "2bit", "threshold": -1}, {"threshold": 0.5}, {}])
 def test_parameters_that_mxnet_refuses_are_refused(store, parameters):
-    import mxnet as mx
-
     with pytest.raises(mx.base.MXNetError, match="gradient compression"):
         store.set_gradient_compression(parameters)

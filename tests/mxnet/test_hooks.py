@@ -53,22 +53,6 @@ store.pushpull(list(range(8)), gradients)
         assert cluster.finish() == [0, 0]
 
 
-def test_close_is_final(script):
-    result = script(
-        PENDING
-        + """
-worker.release()
-ps.mxnet.close()
-print(gradient.asnumpy().tolist())
-try:
-    store.pushpull('a', gradient)
-except Exception as error:
-    print(type(error).__name__, error)
-"""
-    )
-    assert result.stdout == "left with ''\n[2.0, 2.0]\nClosed this process has left the job\n", result.stderr
-
-
 def test_fork_waits_for_what_is_under_way_and_the_child_is_no_worker(script):
     result = script(
         PENDING
@@ -92,7 +76,7 @@ print(gradient.asnumpy().tolist())
     ), result.stderr
 
 
-def test_data_loader_workers_start_while_an_operation_is_pending(script):
+def test_data_loader_workers_start_while_an_operation_is_pending_and_close_is_final(script):
     result = script(
         PENDING
         + """
@@ -101,9 +85,20 @@ data = mx.gluon.data.ArrayDataset(mx.nd.arange(8))
 for batch in mx.gluon.data.DataLoader(data, batch_size=4, num_workers=2):
     store.pushpull('a', gradient)
     print(batch.asnumpy().tolist())
+worker.hold()
+store.pushpull('a', gradient)
+worker.release()
+ps.mxnet.close()
+print(gradient.asnumpy().tolist())
+try:
+    store.pushpull('a', gradient)
+except Exception as error:
+    print(type(error).__name__, error)
 """
     )
-    assert result.stdout == "[0.0, 1.0, 2.0, 3.0]\n[4.0, 5.0, 6.0, 7.0]\nleft with ''\n", result.stderr
+    assert result.stdout == (
+        "[0.0, 1.0, 2.0, 3.0]\n[4.0, 5.0, 6.0, 7.0]\nleft with ''\n[16.0, 16.0]\nClosed this process has left the job\n"
+    ), result.stderr
 
 
 def test_import_is_refused_where_mxnet_would_never_return():

@@ -11,29 +11,51 @@ def ones(*shape, **options):
     return mx.nd.ones(shape, **options)
 
 
+NAMES = [
+    "dist_autobyte",
+    "dist_sync_autobyte",
+    "dist_device_sync_autobyte",
+    "dist_sync_device_autobyte",
+    "dist_async_autobyte",
+    "dist_device_async_autobyte",
+    "dist_async_device_autobyte",
+]
+
+
 # --------------------------------------------------------------------------------- what it says of itself
 
 
 def test_mxnet_creates_it_by_each_of_its_names(worker):
-    for name in ("dist_sync_autobyte", "dist_autobyte", "dist_device_sync_autobyte", "Dist_AutoByte"):
+    types = {
+        "dist_autobyte": "dist_sync_autobyte",
+        "Dist_AutoByte": "dist_sync_autobyte",
+        **{name: name for name in NAMES if name != "dist_autobyte"},
+    }
+    for name, expected in types.items():
         store = mx.kv.create(name)
         assert isinstance(store, mx.kvstore.KVStore)
-        assert (store.type, store.rank, store.num_workers) == ("dist_sync_autobyte", 0, 2)
+        assert (store.type, store.rank, store.num_workers) == (expected, 0, 2)
+        store.init("a", ones(2))
+        mode = Mode.ASYNC if "async" in name else Mode.SYNC
+        assert [tensor.spec.mode for tensor in worker.tensors.values()][-1] is mode
 
 
 @pytest.mark.parametrize("name", ["autobyte", "dist_autobyte_sync", "dist_sync_AutoBytes"])
 def test_a_name_that_is_nearly_one_of_ours_is_an_error_that_lists_them(name):
-    names = "'dist_sync_autobyte', 'dist_autobyte', 'dist_device_sync_autobyte', 'dist_async_autobyte'"
+    names = ", ".join(map(repr, NAMES))
     with pytest.raises(mx.MXNetError) as caught:
         mx.kv.create(name)
     assert str(caught.value) == f"there is no store {name!r}; AutoByte's are {names}"
 
 
-def test_the_asynchronous_store_says_so(worker):
-    store = mx.kv.create("dist_async_autobyte")
-    assert store.type == "dist_async_autobyte"
-    store.init("a", ones(2))
-    assert [tensor.spec.mode for tensor in worker.tensors.values()] == [Mode.ASYNC]
+def test_what_is_no_optimizer_updater_or_codec_is_refused_at_the_call(store):
+    for optimizer in None, "sgd", mx.optimizer.SGD:
+        with pytest.raises(mx.MXNetError, match="set_optimizer: expected an mx.optimizer.Optimizer, such as .*, not"):
+            store.set_optimizer(optimizer)
+    with pytest.raises(TypeError, match="set_updater: expected a function of key, sum and value, not None"):
+        store._set_updater(None)
+    with pytest.raises(mx.MXNetError, match="gradient compression: expected parameters such as .*, not None"):
+        store.set_gradient_compression(None)
 
 
 def test_it_can_update_but_has_no_states_before_an_optimizer_is_set(store):

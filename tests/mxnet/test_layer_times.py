@@ -63,6 +63,7 @@ assert len(store.worker.statistics()["observed"]["layers"]) == 4
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(40)
 def test_a_jobs_observations_tell_what_its_layers_take() -> None:
     env = {"AUTOBYTE_TUNER": "test", "AUTOBYTE_WINDOW_SECONDS": "0.5"}

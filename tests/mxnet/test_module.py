@@ -138,11 +138,25 @@ def buckets_share_a_store():
     return alike(*models)
 
 
-@pytest.fixture(scope="module")
-def results():
-    return cases.results(__name__, AUTOBYTE_DEADLINE_SECONDS="20")
+@case([True, True])
+def a_feed_forward_model_takes_a_store_by_name_or_object():
+    x = np.random.RandomState(0).rand(40, 2).astype("float32")
+    y = (x[:, 0] > x[:, 1]).astype("float32")
+    layer = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2, name="fc")
+    weights = []
+    for kvstore in "dist_sync_autobyte", mx.kv.create("dist_sync_autobyte"):
+        mx.random.seed(1)
+        np.random.seed(1)  # it shuffles
+        model = mx.model.FeedForward.create(
+            mx.sym.SoftmaxOutput(layer, name="softmax"), X=x[rank() :: 2], y=y[rank() :: 2], num_epoch=30,
+            numpy_batch_size=20, learning_rate=0.5, momentum=0.9, kvstore=kvstore,
+        )  # fmt: skip
+        weights.append(model.arg_params["fc_weight"].asnumpy())
+        good = (model.predict(x).argmax(axis=1) == y).mean() > 0.9
+    return [bool(good), np.allclose(*weights, atol=1e-4)]
 
 
+@pytest.mark.timeout(130)
 @pytest.mark.parametrize("name", cases.functions)
 def test_module(results, name):
-    assert results[name] == cases.expected[name]
+    assert results[__name__, name] == cases.expected[name]

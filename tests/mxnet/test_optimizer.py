@@ -11,7 +11,7 @@ import pytest
 
 from ps.messages import Shard, Storage, Tensor, TensorSpec
 from ps.mxnet import description as d
-from ps.mxnet.optimizer import ShardUpdater
+from ps.mxnet.optimizer import Chosen, ShardUpdater
 
 SIZE = 1003
 CUTS = [(0, 1, 2, 400, 1003), (0, 1003), (0, 500, 501, 1003), (0, 37, 1003)]
@@ -66,7 +66,7 @@ def test_updates_of_ranges_have_the_bits_of_updates_of_the_whole(
     optimizer = mx.optimizer.create(name, **arguments)
     whole = d.needs_whole_tensors(optimizer)
     tensor = Tensor(0, TensorSpec("t", (17, 59), dtype, whole=whole), [Shard(0, 0, SIZE)])
-    updater = ShardUpdater(tensor, tensor.shards[0], d.describe(optimizer))
+    updater = ShardUpdater(tensor, tensor.shards[0], Chosen(d.describe(optimizer)))
     random = np.random.RandomState(1)
     weight = random.randn(17, 59).astype(dtype).reshape(-1)
     m = 1.0
@@ -106,7 +106,7 @@ def test_updates_of_rows_have_the_bits_of_mxnets_row_sparse_updates(
     optimizer = mx.optimizer.create(name, learning_rate=0.1, **arguments)
     spec = TensorSpec("t", (9, 4), "float32", stype=stype, whole=d.needs_whole_tensors(optimizer))
     tensor = Tensor(0, spec, [Shard(0, 0, 36)])
-    updater = ShardUpdater(tensor, tensor.shards[0], d.describe(optimizer))
+    updater = ShardUpdater(tensor, tensor.shards[0], Chosen(d.describe(optimizer)))
     reference = mx.optimizer.get_updater(optimizer)
     random = np.random.RandomState(2)
     weight = random.randn(9, 4).astype("float32")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import ps.mxnet  # noqa: F401  # isort: skip (before mxnet: on Python 3.12 it makes that importable)
 
 import mxnet as mx
@@ -11,21 +9,10 @@ import numpy as np
 import pytest
 
 from ps.errors import AutoByteError
-from tests.cluster.harness import Cluster
+from tests.mxnet.cases import Cases
 
-CASES = {}
-EXPECTED = {}
-
-
-def case(expected=None, by_rank=None):
-    """Give both ranks, or each of them, what it has to return."""
-
-    def add(function):
-        CASES[function.__name__] = function
-        EXPECTED[function.__name__] = list(by_rank or [expected, expected])
-        return function
-
-    return add
+cases = Cases()
+case = cases.case
 
 
 def sgd(**options):
@@ -137,7 +124,7 @@ def stores_have_optimizers_of_their_own():
     return [[pushed(first, "w"), pushed(second, "w")], [pushed(third, "w", 1.5)]]
 
 
-@case(["SettingsError", "command('optimizer/check')", "server 0", "optimizer 'unknowntoservers' is not registered here",
+@case(["SettingsError", "command('optimizer/set')", "server 0", "optimizer 'unknowntoservers' is not registered here",
        [2.0]])  # fmt: skip
 def a_class_that_the_servers_do_not_know_is_refused_by_name_and_the_store_goes_on():
     @mx.optimizer.register
@@ -149,7 +136,7 @@ def a_class_that_the_servers_do_not_know_is_refused_by_name_and_the_store_goes_o
     return [*error.split(";")[0].split(": "), pushed(store, "w")]
 
 
-@case(["SettingsError: command('optimizer/check'): the ranks differ: 'sgd' on worker 0, 'adam' on worker 1; give all "
+@case(["SettingsError: command('optimizer/set'): the ranks differ: 'sgd' on worker 0, 'adam' on worker 1; give all "
        "ranks the same"])  # fmt: skip
 def ranks_that_set_other_classes_get_an_error():
     store = new_store(w=[1])
@@ -219,34 +206,7 @@ def asynchronous_keys_are_updated_by_each_push_and_take_rank_0s_settings():
     return results
 
 
-def run_all():
-    for name, function in CASES.items():
-        try:
-            result = function()
-        except Exception as error:  # the other cases are run all the same
-            result = f"{type(error).__name__}: {error}"
-        print(json.dumps([name, result]), flush=True)
-
-
-SCRIPT = """
-from tests.mxnet import test_optimizer_cases
-test_optimizer_cases.run_all()
-"""
-
-
-@pytest.fixture(scope="module")
-def results():
-    env = {"AUTOBYTE_OPTIMIZER_MODULES": "tests.mxnet.own_optimizer", "AUTOBYTE_DEADLINE_SECONDS": "20"}
-    with Cluster(workers=2, servers=2, env=env) as cluster:
-        workers = cluster.run(SCRIPT, timeout=100)
-        lines = [
-            [json.loads(line) for line in worker.stdout.splitlines() if line.startswith("[")] for worker in workers
-        ]
-        assert cluster.finish() == [0, 0, 0]
-    return [dict(found) for found in lines]
-
-
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize("name", list(CASES))
+@pytest.mark.timeout(130)
+@pytest.mark.parametrize("name", cases.functions)
 def test_case(results, name):
-    assert [found.get(name) for found in results] == EXPECTED[name]
+    assert results[__name__, name] == cases.expected[name]

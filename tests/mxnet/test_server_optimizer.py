@@ -8,9 +8,14 @@ key by key.
 tensors at odd elements; on the servers and, with the same sums, on the workers.
 """
 
+import ps.mxnet  # noqa: F401  # isort: skip (before mxnet: on Python 3.12 it makes that importable)
+
+import mxnet as mx
 import pytest
 
+from ps.config import CommConfig
 from tests.cluster.harness import Cluster
+from tests.mxnet.cases import Cases, rank
 from tests.mxnet.optimizing import OPTIMIZERS, train, update
 
 TOGETHER = """
@@ -66,12 +71,35 @@ for trainer, wrong in (training.trainer, adam), (training.trainer, adam + ".weig
 """
 
 
+cases = Cases()
+
+
+@cases.case([["adam", True, True], ["half", True, True], ["lars", True, True], ["signum", True, True]])
+def some_optimizers_have_the_weights_of_one_process():
+    found = []
+    for name in "adam", "half", "lars", "signum":
+        stores = mx.kv.create("dist_sync_autobyte"), mx.kv.create("dist_sync_autobyte")
+        before = stores[0].worker.config
+        stores[0].worker.configure(CommConfig(partition_bytes=1021))
+        servers, workers = (train(name, [rank()], store, on) for store, on in zip(stores, (True, False)))
+        stores[0].worker.configure(before)
+        found.append([name, servers == update(name), workers == train(name, [0, 1])])
+    return found
+
+
+@pytest.mark.timeout(130)
+@pytest.mark.parametrize("name", cases.functions)
+def test_case(results, name):
+    assert results[__name__, name] == cases.expected[name]
+
+
 @pytest.fixture(scope="module")
 def alone():
     on_kvstore = {(case, "True"): update(case) for case in OPTIMIZERS}
     return {**on_kvstore, **{(case, "False"): train(case, [0, 1]) for case in OPTIMIZERS}}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(150)
 def test_two_workers_and_two_servers_have_the_weights_of_one_process(alone):
     with Cluster(workers=2, servers=2, env={"AUTOBYTE_PARTITION_BYTES": "1021", "OMP_NUM_THREADS": "1"}) as cluster:

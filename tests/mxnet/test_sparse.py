@@ -433,12 +433,7 @@ def mxnet_wants_the_servers_to_update_what_is_sparse():
     ]
 
 
-@pytest.fixture(scope="module")
-def results():
-    return cases.results("tests.mxnet.test_sparse", servers=2, timeout=110, AUTOBYTE_DEADLINE_SECONDS="20")
-
-
 @pytest.mark.timeout(130)
-@pytest.mark.parametrize("name", list(cases.functions))
+@pytest.mark.parametrize("name", cases.functions)
 def test_case(results, name):
-    assert results[name] == cases.expected[name]
+    assert results[__name__, name] == cases.expected[name]

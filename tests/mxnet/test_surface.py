@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import threading
+from pathlib import Path
+
 import ps.mxnet  # noqa: F401  # isort: skip (before mxnet: on Python 3.12 it makes that importable)
 
 import mxnet as mx
@@ -207,11 +211,79 @@ def stores_say_what_they_are():
     return [kv.type for kv in stores] + [stores[0].is_capable("optimizer"), stores[0].num_workers]
 
 
-@pytest.fixture(scope="module")
-def results():
-    return cases.results(__name__, servers=2, AUTOBYTE_DEADLINE_SECONDS="20")
+@case([True, True])
+def mxnets_profiler_sees_the_updates_of_the_servers():
+    kv = store()
+    kv.init("a", ones(5))
+    kv.set_optimizer(mx.optimizer.SGD(learning_rate=0.1))
+    mx.profiler.set_config(filename="somewhere/servers.json", profile_all=True, profile_process="server")
+    mx.profiler.set_state("run", profile_process="server")
+    kv.barrier()
+    kv.push("a", ones(5))
+    kv.pull("a", out=ones(5))
+    kv.barrier()
+    mx.profiler.set_state("stop", profile_process="server")
+    mx.profiler.dump(profile_process="server")
+    kv.barrier()
+    events = [json.loads(Path(f"rank{server}_servers.json").read_text())["traceEvents"] for server in (0, 1)]
+    return [any("sgd_update" in event["name"] for event in events[0] + events[1]), Path("somewhere").exists() is False]
 
 
+@case([[2, 2]] * 3)
+def keys_are_served_whatever_they_are_called():
+    kv, seen = store(), []
+    for key in "", "ключ", -(2**40):
+        kv.init(key, ones())
+        kv.push(key, ones())
+        seen.append(pulled(kv, key))
+    return seen
+
+
+@case([[[4, 6], [8, 10], [4, 5], [6, 7]], [[0, 0], [8, 10], [0, 0]]])
+def slices_and_rows_of_arrays_are_values_and_outputs():
+    kv, numbers, rows = store(), mx.nd.arange(8).reshape((4, 2)), mx.nd.zeros((3, 2))
+    kv.init(["a", "b"], [mx.nd.zeros((2, 2)), ones()])
+    kv.push("a", numbers[1:3])
+    kv.pull("a", out=numbers[0:2])
+    kv.push("b", numbers[1] / 2)
+    kv.pull("b", out=rows[1])
+    return [numbers.asnumpy().tolist(), rows.asnumpy().tolist()]
+
+
+@case([[10, 10], [7, 7]])
+def operations_that_the_engine_bundles_keep_their_order():
+    kv, gradient, out = store(), ones(), ones()
+    kv.init("a", ones())
+    with mx.engine.bulk(30):
+        gradient += 1
+        kv.push("a", gradient)
+        gradient += 5
+        kv.pull("a", out=out)
+        out += 1
+        out *= 2
+    return [out.asnumpy().tolist(), gradient.asnumpy().tolist()]
+
+
+@case(True)
+def threads_may_call_the_store_at_the_same_time():
+    kv, sums = store(), {}
+    kv.init(list(range(4)), [mx.nd.zeros(100)] * 4)
+
+    def rounds(key):
+        for number in range(10):
+            out = mx.nd.zeros(100)
+            kv.pushpull(key, mx.nd.ones(100) * (number + key), out=out)
+            sums[key, number] = out.asnumpy()[0]
+
+    threads = [threading.Thread(target=rounds, args=(key,)) for key in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return sums == {(key, number): 2 * (number + key) for key in range(4) for number in range(10)}
+
+
+@pytest.mark.timeout(130)
 @pytest.mark.parametrize("name", cases.functions)
 def test_surface(results, name):
-    assert results[name] == cases.expected[name]
+    assert results[__name__, name] == cases.expected[name]

@@ -251,11 +251,7 @@ def estimator_fit():
     return [bool((after != before).any()), bool((total.asnumpy() == after).all())]
 
 
-@pytest.fixture(scope="module")
-def results():
-    return cases.results(__name__, AUTOBYTE_DEADLINE_SECONDS="20")
-
-
+@pytest.mark.timeout(130)
 @pytest.mark.parametrize("name", cases.functions)
 def test_trainer(results, name):
-    assert results[name] == cases.expected[name]
+    assert results[__name__, name] == cases.expected[name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import signal
@@ -74,7 +75,8 @@ def test_an_exception_ends_the_processes_and_removes_the_namespaces() -> None:
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_ends_the_job_and_removes_the_namespaces(number: signal.Signals, code: int) -> None:
     command = [*COMMAND, "run", "--hosts", "1", "--", "sh", "-c", "echo job $$; exec sleep 60"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    heeded = functools.partial(signal.signal, number, signal.SIG_DFL)  # tests in the background would pass on SIG_IGN
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=heeded)
     pid = int(wait_for_line(process, "job").split()[-1])
     process.send_signal(number)
     assert process.wait(timeout=15) == code

@@ -119,6 +119,7 @@ def test_the_device_takes_the_sum_of_the_times_whatever_the_delays_between() -> 
     assert 0.099 <= time.monotonic() - started < 0.3
 
 
+@pytest.mark.slow
 @pytest.mark.lab
 @pytest.mark.timeout(60)
 @pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
