@@ -36,7 +36,7 @@ from tuner.interface import Proposal, Tuner
 from tuner.metanet import MetaNetwork
 from tuner.predictor import BlendedPredictor, Predictor, RulePredictor
 from tuner.random_search import RandomTuner
-from tuner.refined import RefinedPredictor
+from tuner.refinement import Refinement
 from tuner.rule import RuleTuner
 from tuner.static import StaticTuner
 
@@ -46,17 +46,17 @@ log = logging.getLogger("autobyte.tuning")
 
 
 def predictor() -> Predictor:
-    """Return the meta-network beside the closed form and the job's twin; without it where it cannot be read."""
+    """Return the meta-network beside the closed form; the latter alone where no network can be read."""
     try:
-        return RefinedPredictor(BlendedPredictor(MetaNetwork.load(), RulePredictor()))
+        return BlendedPredictor(MetaNetwork.load(), RulePredictor())
     except (OSError, ValueError) as error:
         log.warning("no meta-network, the closed form predicts instead: %s", error)
-        return RefinedPredictor(RulePredictor())
+        return RulePredictor()
 
 
 #: The tuners by the names that ``AUTOBYTE_TUNER`` takes.
 TUNERS: Mapping[str, Callable[[Settings], Tuner]] = {
-    "autobyte": lambda settings: AutoByteTuner(settings.config, predictor()),
+    "autobyte": lambda settings: AutoByteTuner(settings.config, predictor(), Refinement()),
     "bayesian": lambda settings: BayesianTuner(settings.config),
     "grid": lambda settings: GridTuner(settings.config),
     "random": lambda settings: RandomTuner(settings.config),

@@ -39,6 +39,7 @@ from tuner.interface import Proposal, Tuner
 from tuner.knowledge import MAX_SAMPLES, Knowledge, doubted
 from tuner.predictor import Predictor, RulePredictor, Sample
 from tuner.purse import Purse
+from tuner.refinement import Refinement
 from tuner.rounds import Round, Rounds
 from tuner.scatter import Scatter
 from tuner.situation import Situation
@@ -97,6 +98,8 @@ class AutoByteTuner(Tuner):
         What the job starts with.
     predictor
         Says what candidates would bring; None: the closed form.
+    refinement
+        Simulates the job beside it; None: nobody does.
 
     Examples
     --------
@@ -104,10 +107,12 @@ class AutoByteTuner(Tuner):
     >>> AutoByteTuner(CommConfig()).propose(now=0.0)  # nothing is known yet: keep what is in force
     """
 
-    def __init__(self, config: CommConfig, predictor: Optional[Predictor] = None) -> None:
+    def __init__(
+        self, config: CommConfig, predictor: Optional[Predictor] = None, refinement: Optional[Refinement] = None
+    ) -> None:
         self._start = self._config = replace(config, epoch=0)
         self._choice = Choice(self._start)
-        self._knowledge = Knowledge(predictor or RulePredictor(), self._choice.candidates)
+        self._knowledge = Knowledge(predictor or RulePredictor(), self._choice.candidates, refinement)
         self._refusals = Refusals()
         self._scatter = Scatter()
         self._watch = Watch()
@@ -315,7 +320,6 @@ class AutoByteTuner(Tuner):
         steps = sum(closed.steps for closed in self._rounds)
         after = self._time()
         verdict = trial.verdict(after, len(self._rounds), steps, now, self._scatter.noise(MOST_ROUNDS))
-        lost_seconds = 0.0 if after is None else (after.seconds - trial.time.seconds) * steps
         if verdict is None:
             return None
         self._trial = None
@@ -326,7 +330,7 @@ class AutoByteTuner(Tuner):
             self._check = True
             return self._put_in_force(self._start, f"too slow for what is larger, the trial is void: {verdict.text}")
         self._futile += not trial.doubtful
-        self._purse.pay(max(0.0, lost_seconds))
+        self._purse.pay(0.0 if after is None else max(0.0, after.seconds - trial.time.seconds) * steps)
         if trial.smaller:
             self._refusals.refuse(trial.config, trial.before)
         self._taken_back = None if after is None else (trial, after)

@@ -18,6 +18,7 @@ from tuner.autobyte import AutoByteTuner
 from tuner.evaluation import Case, Row, evaluate
 from tuner.predictor import RulePredictor
 from tuner.profiles import zoo
+from tuner.refinement import Refinement
 from tuner.report import plot_speedups, plot_steps, summary, table
 from tuner.suite import SUITE
 from tuner.trace import WINDOW_SECONDS
@@ -98,7 +99,9 @@ def evaluate_command(
 
 def _play(case: Case, window_seconds: float, closed_form: bool, plots: Optional[Path]) -> Row:
     def autobyte(config: CommConfig) -> AutoByteTuner:
-        return AutoByteTuner(config, RulePredictor() if closed_form else predictor())
+        if closed_form:
+            return AutoByteTuner(config, RulePredictor())
+        return AutoByteTuner(config, predictor(), Refinement())
 
     evaluated = evaluate(case, autobyte, window_seconds)
     if plots is not None:

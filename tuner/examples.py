@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from ps.config import CommConfig
 from tuner.dataset import DataSet
 from tuner.features import NAMES, features
-from tuner.rule import Network, partition_and_credit
+from tuner.rule import UNKNOWN_LATENCY_SECONDS, Network, partition_and_credit
 from tuner.scenarios import PRESENTS, Scenario, model_is_held_out, nearest, size_is_held_out
 from tuner.situation import Situation
 
@@ -70,7 +70,7 @@ def rule_choice_of(situation: Situation, configs: Sequence[CommConfig]) -> int:
     """Return the candidate that is nearest to what the rule's formula makes of the estimates of a situation."""
     bandwidth, overhead = situation.bandwidth_bytes_per_second, situation.overhead_seconds
     assert bandwidth is not None and overhead is not None
-    latency = situation.latency_seconds.median if situation.latency_seconds is not None else 250e-6
+    latency = situation.latency_seconds.median if situation.latency_seconds is not None else UNKNOWN_LATENCY_SECONDS
     partition_bytes, credit_bytes = partition_and_credit(Network(bandwidth.least, latency, overhead.most))
     return nearest(replace(configs[0], partition_bytes=partition_bytes, credit_bytes=credit_bytes), configs)
 

@@ -27,8 +27,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ps.config import CommConfig
-from tuner.situation import Across, Situation
-from tuner.view import Scales, View, known, rates_of, view_of
+from tuner.situation import Across, Situation, rates_of
+from tuner.view import Scales, View, known, view_of
 
 __all__ = ["GROUPS", "NAMES", "Features", "features", "known"]
 

@@ -17,6 +17,7 @@ from tuner.belief import Belief, believe
 from tuner.dearness import Dearness
 from tuner.memory import Memory
 from tuner.predictor import Prediction, Predictor, Sample
+from tuner.refinement import Refinement
 from tuner.situation import Situation
 from tuner.steps import StepTime
 
@@ -43,6 +44,8 @@ class Knowledge:
         Says what candidates would bring.
     candidates
         All that may be asked for.
+    refinement
+        Refines predictions by a simulation of the job; it finds its own cost of messages, and learns no verdicts.
 
     Attributes
     ----------
@@ -50,9 +53,12 @@ class Knowledge:
         The verdicts.
     """
 
-    def __init__(self, predictor: Predictor, candidates: Sequence[CommConfig]) -> None:
+    def __init__(
+        self, predictor: Predictor, candidates: Sequence[CommConfig], refinement: Optional[Refinement] = None
+    ) -> None:
         self.samples: list[Sample] = []
         self._predictor = predictor
+        self._refinement = refinement
         self._candidates = candidates
         self._dearness = Dearness()
         self._memory = Memory()
@@ -79,9 +85,11 @@ class Knowledge:
 
     def belief(self, situation: Situation, present: StepTime) -> Belief:
         """Return what is believed of each candidate."""
-        gains, spreads = self._predictor.predict(self._dearness.apply(situation), self._candidates)
+        opinion = self._predictor.predict(self._dearness.apply(situation), self._candidates)
+        if self._refinement is not None:
+            opinion = self._refinement.refine(situation, self._candidates, opinion)
         caution = math.sqrt((TRUSTED + sum(miss**2 for miss in self._misses)) / (TRUSTED + len(self._misses)))
-        prediction = Prediction(gains, spreads * max(MOST_TRUST, caution))
+        prediction = Prediction(opinion.log_speedup, opinion.spread * max(MOST_TRUST, caution))
         measured = {
             config: (math.log(time.speedup_over(present)), math.hypot(time.noise, present.noise))
             for config, time in self._known(situation, present).items()

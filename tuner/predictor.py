@@ -28,14 +28,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ps.config import CommConfig
-from tuner.situation import Across, Situation
+from tuner.rule import UNKNOWN_LATENCY_SECONDS
+from tuner.situation import Across, Situation, rates_of
 
 __all__ = ["BlendedPredictor", "Prediction", "Predictor", "RulePredictor", "Sample", "step_seconds"]
 
 Array = npt.NDArray[np.float64]
 
-#: Assumed where no small message ever met an empty network.
-UNKNOWN_LATENCY_SECONDS = 250e-6
 #: The forward pass is this part of the computation where workers cannot tell.
 FORWARD_PART = 1 / 3
 #: The forward pass computes for this part of the backward pass at most.
@@ -152,8 +151,7 @@ def _job(situation: Situation) -> Optional[_Job]:
         return None
     # Every worker moves the model once, every server its share for all workers, in both directions.
     fan_in = situation.num_workers / situation.num_servers
-    workers = [rate for rate in situation.worker_bandwidths if rate is not None] or [bandwidth.least]
-    servers = [rate for rate in situation.server_bandwidths if rate is not None] or [bandwidth.least]
+    workers, servers = rates_of(situation, bandwidth)
     largest = max(situation.tensor_bytes, default=int(LARGEST_PART * situation.model_bytes))
     return _Job(
         push_rate=min(min(workers), min(servers) / fan_in),

@@ -16,7 +16,7 @@ from tuner.dataset import DataSet
 from tuner.examples import Examples
 from tuner.metanet import MetaNetwork
 from tuner.predictor import BlendedPredictor, RulePredictor
-from tuner.refined import RefinedPredictor
+from tuner.refinement import Refinement
 from tuner.scenarios import PRESENTS
 
 __all__ = ["beside_twin", "best_static", "boosted_trees", "gaussian_process"]
@@ -49,11 +49,12 @@ def beside_twin(
     scores = np.empty(test.log_seconds.shape)
     told = np.zeros(len(scores), bool)
     candidates = data.candidates()
+    predictor = BlendedPredictor(network, RulePredictor())
     for row, index in enumerate(test.scenario):
         scenario = data.scenario(int(index))
         situation = data.situation(int(index), row % PRESENTS, scenario, scenario.profile)
-        predictor = RefinedPredictor(BlendedPredictor(network, RulePredictor()))
-        scores[row] = -predictor.predict(situation, candidates).log_speedup
+        opinion = predictor.predict(situation, candidates)
+        scores[row] = -Refinement().refine(situation, candidates, opinion).log_speedup
         told[row] = bool(situation.tensor_bytes and situation.tensor_seconds) and situation.backward_seconds is not None
         if progress is not None:
             progress()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tuner.profiles import ModelProfile
     from tuner.simulator import Simulated
 
-__all__ = ["Across", "EstimateErrors", "HostView", "Situation", "observations_of", "situation_of"]
+__all__ = ["Across", "EstimateErrors", "HostView", "Situation", "observations_of", "rates_of", "situation_of"]
 
 #: An estimate on fewer windows or messages is not used.
 MIN_SAMPLES = 3
@@ -84,9 +84,7 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     step_seconds
         Median over workers and windows; ``forward_seconds`` and ``backward_seconds`` likewise, where a worker can tell.
     workers, servers
-        Each host by rank; empty where nobody has asked for it.
-    worker_bandwidths, server_bandwidths
-        Bytes per second of each host's sending side by rank, None where unknown.
+        Each host by rank.
     bandwidth_bytes_per_second, latency_seconds, overhead_seconds
         Over all hosts; the latency is one way, the overhead per message. ``byte_seconds`` is what the communication
         thread takes per byte on top of the overhead.
@@ -114,8 +112,6 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     backward_seconds: Optional[float] = None
     workers: tuple[HostView, ...] = ()
     servers: tuple[HostView, ...] = ()
-    worker_bandwidths: tuple[Optional[float], ...] = ()
-    server_bandwidths: tuple[Optional[float], ...] = ()
     bandwidth_bytes_per_second: Optional[Across] = None
     latency_seconds: Optional[Across] = None
     overhead_seconds: Optional[Across] = None
@@ -153,8 +149,6 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
             backward_seconds=_median(seen, lambda worker: worker.backward_seconds),
             workers=_hosts(workers, workers[0].num_workers),
             servers=_hosts(servers, workers[0].num_servers),
-            worker_bandwidths=_by_rank(workers, workers[0].num_workers),
-            server_bandwidths=_by_rank(servers, workers[0].num_servers),
             bandwidth_bytes_per_second=Across.of(node.bandwidth_bytes_per_second for node in nodes),
             latency_seconds=Across.of(node.latency_seconds for node in nodes),
             overhead_seconds=Across.of(node.overhead_seconds for node in nodes),
@@ -168,6 +162,16 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
             worker_use=_most_used(workers),
             server_use=_most_used(servers),
         )
+
+
+def rates_of(situation: Situation, bandwidth: Across) -> tuple[list[float], list[float]]:
+    """Return the bandwidths of workers' and of servers' sending sides that are known; the least where none is."""
+
+    def rates(hosts: Iterable[HostView]) -> list[float]:
+        known = [host.send_bytes_per_second for host in hosts if host.send_bytes_per_second is not None]
+        return known or [bandwidth.least]
+
+    return rates(situation.workers), rates(situation.servers)
 
 
 def _median(observations: Iterable[Observation], value: Callable[[Observation], Optional[float]]) -> Optional[float]:
@@ -195,13 +199,6 @@ def _sum_rate(server: Observation) -> Optional[float]:
     if known is None and server.sum_seconds > 0:
         return server.sum_bytes / server.sum_seconds
     return known
-
-
-def _by_rank(nodes: Iterable[Observation], count: int) -> tuple[Optional[float], ...]:
-    bandwidths: list[Optional[float]] = [None] * count
-    for node in nodes:
-        bandwidths[node.rank] = _known(node.bandwidth_bytes_per_second)
-    return tuple(bandwidths)
 
 
 def _hosts(nodes: Iterable[Observation], count: int) -> tuple[HostView, ...]:

@@ -42,6 +42,8 @@ RULE_ERRS = 0.02
 BLOCK = 256
 #: Candidates slower than the best by more than this logarithm say nothing about how well spreads are calibrated.
 CALIBRATED = 0.3
+#: Of these the regret is told by groups of conditions.
+BY_GROUP = ("meta-network and twin", "meta-network", "rule", "fluid")
 #: Between these lines of the document stand the tables.
 BEGIN, END = "<!-- figures -->", "<!-- end -->"
 
@@ -174,17 +176,12 @@ def report_of(
     choices.update((name, np.full_like(test.rule, choice)) for name, choice in fixed.items())
     choices["keep what is in force"] = test.present
     kinds = held_out(test, data)
-
-    def inside_of(kind: str) -> npt.NDArray[np.bool_]:
-        """Return which examples are of a kind; of the kind known are those whose nodes have told all they can."""
-        if kind == "known":
-            return told
-        inside: npt.NDArray[np.bool_] = (kinds == kind) | (kind == "all")
-        return inside
-
-    groups = by_group(
-        data, test, {name: choices[name] for name in ("meta-network and twin", "meta-network", "rule", "fluid")}
-    )
+    inside_of = {
+        "all": np.ones(len(kinds), bool),
+        "known": told,
+        **{kind: kinds == kind for kind in sorted(set(kinds))},
+    }
+    groups = by_group(data, test, {name: choices[name] for name in BY_GROUP})
     erring = [row for row in groups if row["rule"] > RULE_ERRS]
     return {
         "scenarios": {"train": len(set(train_on.scenario)), "test": len(set(test.scenario))},
@@ -193,8 +190,7 @@ def report_of(
                 name: figures(test.take(inside), choice[inside], scores[name][inside] if name in scores else None)
                 for name, choice in choices.items()
             }
-            for kind in ("all", "known", *sorted(set(kinds)))
-            for inside in [inside_of(kind)]
+            for kind, inside in inside_of.items()
         },
         "best_static": describe(configs[fixed["best single static"]]),
         "groups": groups,
@@ -247,10 +243,9 @@ def document_of(report: dict[str, Any]) -> str:
             "",
         ]
     parts += ["**Mean regret by groups of conditions**", ""]
-    names = ("meta-network and twin", "meta-network", "rule", "fluid")
-    parts += [f"| | | examples | {' | '.join(names)} |", "|---" * (3 + len(names)) + "|"]
+    parts += [f"| | | examples | {' | '.join(BY_GROUP)} |", "|---" * (3 + len(BY_GROUP)) + "|"]
     for row in report["groups"]:
-        means = " | ".join(f"{100 * row[name]:.2f} %" for name in names)
+        means = " | ".join(f"{100 * row[name]:.2f} %" for name in BY_GROUP)
         parts.append(f"| {row['way']} | {row['group']} | {row['examples']} | {means} |")
     return "\n".join(parts)
 

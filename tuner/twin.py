@@ -13,14 +13,12 @@ from typing import NamedTuple, Optional, Sequence
 
 from tuner.conditions import SUM_BYTES_PER_SECOND, Conditions, Host
 from tuner.profiles import ModelProfile, TensorProfile
+from tuner.rule import UNKNOWN_LATENCY_SECONDS
 from tuner.situation import HostView, Situation
+from tuner.view import FORWARD_PART
 
 __all__ = ["Twin", "twin_of"]
 
-#: Assumed where no small message ever met an empty network.
-UNKNOWN_LATENCY_SECONDS = 250e-6
-#: The forward pass computes for this part of the backward pass where workers cannot tell.
-FORWARD_PART = 0.5
 #: Values nearer to each other than this factor are the same: errors of estimates, not kinds of hosts.
 RATE_GRAIN, OVERHEAD_GRAIN, SPEED_GRAIN = 1.15, 1.5, 1.1
 
@@ -38,13 +36,10 @@ def twin_of(situation: Situation, overhead_factor: float = 1.0) -> Optional[Twin
     ``overhead_factor`` multiplies what nodes say a message costs.
     """
     overhead, bandwidth = situation.overhead_seconds, situation.bandwidth_bytes_per_second
-    if not situation.tensor_bytes or situation.backward_seconds is None or overhead is None or bandwidth is None:
+    if not sum(situation.tensor_bytes) or situation.backward_seconds is None or overhead is None or bandwidth is None:
         return None
     backward = situation.backward_seconds
     forward = FORWARD_PART * backward if situation.forward_seconds is None else situation.forward_seconds
-    profile = _profile(situation, forward, backward)
-    if profile is None:
-        return None
     byte_seconds = 0.0 if situation.byte_seconds is None else situation.byte_seconds.median
     sum_rate = situation.sum_bytes_per_second or SUM_BYTES_PER_SECOND
 
@@ -67,18 +62,17 @@ def twin_of(situation: Situation, overhead_factor: float = 1.0) -> Optional[Twin
 
     forwards = _kinds([view.forward_seconds for view in situation.workers], forward or 1.0, SPEED_GRAIN)
     sums = _kinds([view.sum_bytes_per_second for view in situation.servers], sum_rate, RATE_GRAIN)
+    latency = situation.latency_seconds
     conditions = Conditions(
         workers=hosts(situation.workers, [forward / own if forward > 0 else 1.0 for own in forwards]),
         servers=hosts(situation.servers, [own / sum_rate for own in sums]),
-        latency_seconds=UNKNOWN_LATENCY_SECONDS
-        if situation.latency_seconds is None
-        else situation.latency_seconds.median,
+        latency_seconds=UNKNOWN_LATENCY_SECONDS if latency is None else latency.median,
         sum_bytes_per_second=sum_rate,
     )
-    return Twin(profile, conditions)
+    return Twin(_profile(situation, forward, backward), conditions)
 
 
-def _profile(situation: Situation, forward: float, backward: float) -> Optional[ModelProfile]:
+def _profile(situation: Situation, forward: float, backward: float) -> ModelProfile:
     sizes, seconds = situation.tensor_bytes, situation.tensor_seconds
     if len(seconds) != len(sizes) or sum(seconds) <= 0:
         seconds = tuple(math.sqrt(size) for size in sizes)

@@ -15,16 +15,15 @@ import numpy.typing as npt
 
 from ps.config import CommConfig
 from ps.placement import Placement
+from tuner.conditions import SUM_BYTES_PER_SECOND
 from tuner.pipeline import Flow, flow, pieces_of
-from tuner.situation import Across, Situation
+from tuner.rule import UNKNOWN_LATENCY_SECONDS
+from tuner.situation import Across, Situation, rates_of
 
-__all__ = ["Configs", "Scales", "Shards", "View", "known", "rates_of", "view_of"]
+__all__ = ["Configs", "Scales", "Shards", "View", "known", "view_of"]
 
 Array = npt.NDArray[np.float64]
 
-#: Assumed where nothing else is known.
-UNKNOWN_LATENCY_SECONDS = 250e-6
-UNKNOWN_SUM_BYTES_PER_SECOND = 4e9
 #: The forward pass computes for this part of the backward pass; what a worker reports of it has waits in it.
 FORWARD_PART = 0.5
 #: A message takes ``(wire ** p + overhead ** p) ** (1 / p)``, and a rate is limited by messages and by credit alike.
@@ -139,7 +138,7 @@ def _scales(situation: Situation, bandwidth: Across, overhead: Across) -> Scales
         overhead=overhead.median,
         round_trip=2 * latency + 2.5 * overhead.median,
         byte_seconds=0.0 if situation.byte_seconds is None else situation.byte_seconds.median,
-        sum_seconds=1 / (situation.sum_bytes_per_second or UNKNOWN_SUM_BYTES_PER_SECOND),
+        sum_seconds=1 / (situation.sum_bytes_per_second or SUM_BYTES_PER_SECOND),
         model_bytes=model_bytes,
         shards=shards,
         sizes=np.array(tensor_bytes, float),
@@ -156,13 +155,6 @@ def _shards(tensor_bytes: tuple[int, ...], num_servers: int) -> Shards:
     total_bytes = sum(placement.load_bytes)
     most_loaded = max(placement.load_bytes) / total_bytes
     return Shards(sizes, number, number * sizes / total_bytes, float(sizes[-1]), most_loaded)
-
-
-def rates_of(situation: Situation, bandwidth: Across) -> tuple[list[float], list[float]]:
-    """Return the bandwidths of workers and of servers that are known; what is typical where none is."""
-    workers = [rate for rate in situation.worker_bandwidths if rate is not None] or [bandwidth.least]
-    servers = [rate for rate in situation.server_bandwidths if rate is not None] or [bandwidth.least]
-    return workers, servers
 
 
 def _configs(configs: Sequence[CommConfig], scales: Scales, situation: Situation) -> Configs:

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from ps.config import CommConfig
 from tuner.features import GROUPS, NAMES, features
-from tuner.situation import Across, Situation
+from tuner.situation import Across, HostView, Situation
 from tuner.space import UNSLICED, candidates
 
 CANDIDATES = candidates(CommConfig())
@@ -26,8 +26,8 @@ def situation(seconds: float = 1.0) -> Situation:
         step_seconds=0.3 * seconds,
         forward_seconds=0.1 * seconds,
         backward_seconds=0.1 * seconds,
-        worker_bandwidths=(1e9 / seconds,) * 4,
-        server_bandwidths=(2e9 / seconds, None),
+        workers=(HostView(1e9 / seconds),) * 4,
+        servers=(HostView(2e9 / seconds), HostView()),
         bandwidth_bytes_per_second=Across(1e9 / seconds, 1e9 / seconds, 2e9 / seconds, 0.02),
         latency_seconds=Across(5e-5 * seconds, 5e-5 * seconds, 5e-5 * seconds, 0.1),
         overhead_seconds=Across(1e-4 * seconds, 1e-4 * seconds, 2e-4 * seconds, 0.1),
@@ -97,7 +97,7 @@ def test_extremes_give_finite_numbers(tensor_bytes: tuple[int, ...], scale: floa
         model_bytes=sum(tensor_bytes) or 4,
         tensors=len(tensor_bytes),
         bandwidth_bytes_per_second=Across(scale * 1e9, scale * 1e9, scale * 1e9),
-        worker_bandwidths=(),
+        workers=(),
         step_seconds=1 / scale,
         backward_seconds=0.0,
     )

@@ -16,7 +16,7 @@ from tuner.features import NAMES
 from tuner.fitting import Recipe, initial
 from tuner.metanet import PACKAGED, MetaNetwork, Scaling, hash_path
 from tuner.predictor import RulePredictor, Sample
-from tuner.situation import Across, Situation
+from tuner.situation import Across, HostView, Situation
 from tuner.space import candidates
 
 CANDIDATES = candidates(CommConfig())
@@ -31,8 +31,8 @@ SITUATION = Situation(
     step_seconds=0.3,
     forward_seconds=0.05,
     backward_seconds=0.1,
-    worker_bandwidths=(1e9,) * 4,
-    server_bandwidths=(1e9,) * 4,
+    workers=(HostView(1e9),) * 4,
+    servers=(HostView(1e9),) * 4,
     bandwidth_bytes_per_second=Across(1e9, 1e9, 1e9, 0.02),
     latency_seconds=Across(5e-5, 5e-5, 5e-5, 0.1),
     overhead_seconds=Across(1e-4, 1e-4, 1e-4, 0.1),

@@ -70,8 +70,6 @@ def test_what_nobody_has_observed_is_none() -> None:
         num_servers=1,
         workers=(HostView(), HostView()),
         servers=(HostView(),),
-        worker_bandwidths=(None, None),
-        server_bandwidths=(None,),
     )
 
 
@@ -85,7 +83,7 @@ def test_of_each_node_the_last_estimate_counts() -> None:
         return worker(rank, bandwidth_bytes_per_second=Estimate(rate, 0.02, 9))
 
     situation = summary(estimated(0, 9e9), estimated(0, 1e9), estimated(1, 3e9))
-    assert situation.worker_bandwidths == (1e9, 3e9)
+    assert [host.send_bytes_per_second for host in situation.workers] == [1e9, 3e9]
     assert situation.bandwidth_bytes_per_second == Across(1e9, 2e9, 3e9, 0.02)
 
 

@@ -31,7 +31,7 @@ def test_trains_reports_and_writes_the_tables(
 ) -> None:
     monkeypatch.setattr("tuner.rivals.PROCESS_ROWS", 60)
     monkeypatch.setattr("tuner.rivals.TREES", 3)
-    monkeypatch.setattr("tuner.refined.MOST_PARTITIONS", 100)  # of what is simulated here, the cheapest
+    monkeypatch.setattr("tuner.refinement.MOST_PARTITIONS", 100)  # of what is simulated here, the cheapest
     document = tmp_path / "figures.md"
     document.write_text("before\n<!-- figures -->\nwhat was here\n<!-- end -->\nafter\n")
     arguments = [*files, "--output", str(tmp_path / "network.npz"), "--members", "2", "--epochs", "8"]

@@ -1,8 +1,8 @@
-"""A predictor that simulates the job: what the twin knows better, and what it is not asked."""
+"""Predictions refined by a simulation of the job: what the twin knows better, and what it is not asked."""
 
 from __future__ import annotations
 
-from typing import Sequence
+from typing import Optional, Sequence
 
 import numpy as np
 import pytest
@@ -11,11 +11,13 @@ from msgspec.structs import replace
 from ps.config import KIB, MIB, CommConfig
 from tuner.compiled import simulate_compiled
 from tuner.conditions import Conditions, Host
-from tuner.predictor import Prediction, Sample
+from tuner.knowledge import Knowledge
+from tuner.predictor import Prediction, RulePredictor, Sample
 from tuner.profiles import load
-from tuner.refined import RefinedPredictor, simulated_seconds
+from tuner.refinement import Refinement, simulated_seconds
 from tuner.situation import Situation, situation_of
 from tuner.space import candidates
+from tuner.steps import StepTime
 from tuner.twin import Twin
 
 pytestmark = pytest.mark.timeout(60)
@@ -26,19 +28,14 @@ PROFILE = load("mobilenet1_0").scaled(0.3)
 CONDITIONS = Conditions.uniform(3, 2, 1.25e8, 1e-4, 1e-4)
 
 
-class Unsure:
-    """Expects the same gain from everything else, and is not sure of it."""
+def unsure(situation: Situation, space: Sequence[CommConfig], gain: float = 0.0) -> Prediction:
+    """Expect the same gain from everything else, and be not sure of it."""
+    others = np.array([candidate != situation.config for candidate in space])
+    return Prediction(gain * others, 0.3 * others)
 
-    def __init__(self, gain: float = 0.0) -> None:
-        self.gain = gain
-        self.learned: list[Sample] = []
 
-    def predict(self, situation: Situation, candidates: Sequence[CommConfig]) -> Prediction:
-        others = np.array([candidate != situation.config for candidate in candidates])
-        return Prediction(self.gain * others, 0.3 * others)
-
-    def fine_tune(self, samples: Sequence[Sample]) -> None:
-        self.learned = list(samples)
+def refined(situation: Situation, refinement: Optional[Refinement] = None) -> Prediction:
+    return (refinement or Refinement()).refine(situation, SPACE, unsure(situation, SPACE))
 
 
 class Counting:
@@ -81,7 +78,7 @@ def regret(prediction: Prediction, conditions: Conditions = CONDITIONS) -> float
 
 
 def test_it_finds_what_is_fastest_where_the_inner_one_knows_nothing() -> None:
-    prediction = RefinedPredictor(Unsure()).predict(seen(), SPACE)
+    prediction = refined(seen())
     assert regret(prediction) < 0.01
     assert prediction.log_speedup[SPACE.index(START)] == 0.0
     assert prediction.spread[SPACE.index(START)] == 0.0
@@ -91,13 +88,13 @@ def test_messages_that_are_dearer_than_stated_show_in_the_step_time() -> None:
     conditions = Conditions.uniform(3, 2, 1.25e9, 1e-4, 4e-4)
     stated = seen(conditions, overhead_error=0.4)
     assert stated.overhead_seconds is not None and stated.overhead_seconds.median == pytest.approx(1.6e-4)
-    assert regret(RefinedPredictor(Unsure()).predict(stated, SPACE), conditions) < 0.02
+    assert regret(refined(stated), conditions) < 0.02
 
 
 def test_what_remains_unexplained_is_doubt() -> None:
     fitting, slower = seen(), replace(seen(), step_seconds=2.0)
-    known = RefinedPredictor(Unsure()).predict(fitting, SPACE)
-    doubted = RefinedPredictor(Unsure()).predict(slower, SPACE)
+    known = refined(fitting)
+    doubted = refined(slower)
     index = SPACE.index(CommConfig(partition_bytes=256 * KIB, credit_bytes=4 * MIB))
     assert known.spread[index] < 0.02
     assert doubted.spread[index] > 0.1
@@ -105,28 +102,28 @@ def test_what_remains_unexplained_is_doubt() -> None:
 
 def test_a_twin_serves_until_the_conditions_have_moved() -> None:
     simulate = Counting()
-    predictor = RefinedPredictor(Unsure(), simulate)
+    refinement = Refinement(simulate)
     situation = seen()
-    predictor.predict(situation, SPACE)
+    refined(situation, refinement)
     first = len(simulate.asked)
-    predictor.predict(situation, SPACE)
+    refined(situation, refinement)
     assert len(simulate.asked) == first
-    predictor.predict(seen(config=SPACE[20]), SPACE)  # another configuration is in force: the job is the same
+    refined(seen(config=SPACE[20]), refinement)  # another configuration is in force: the job is the same
     assert sum(simulate.asked[first:]) == 0
-    predictor.predict(seen(Conditions.uniform(3, 2, 1.8e8, 1e-4, 1e-4)), SPACE)
+    refined(seen(Conditions.uniform(3, 2, 1.8e8, 1e-4, 1e-4)), refinement)
     assert sum(simulate.asked[first:]) > 10
 
 
 def test_steps_that_the_twin_cannot_explain_make_a_new_one_after_a_while() -> None:
     simulate = Counting()
-    predictor = RefinedPredictor(Unsure(), simulate)
-    predictor.predict(seen(), SPACE)
+    refinement = Refinement(simulate)
+    refined(seen(), refinement)
     before = len(simulate.asked)
     slower = replace(seen(), step_seconds=1.3 * (seen().step_seconds or 0))
     for _ in range(4):
-        predictor.predict(slower, SPACE)
+        refined(slower, refinement)
         assert len(simulate.asked) == before
-    predictor.predict(slower, SPACE)
+    refined(slower, refinement)
     assert len(simulate.asked) > before
 
 
@@ -135,10 +132,9 @@ def test_what_takes_too_long_to_simulate_is_left_to_the_inner_one_less_its_error
     conditions = Conditions.uniform(8, 8, 1.25e9, 1e-4, 2e-5)
     simulated = simulate_compiled(profile, conditions, START, steps=2)
     situation = situation_of(profile, conditions, START, simulated, np.random.default_rng(1))
-    predictor = RefinedPredictor(Unsure(gain=0.5))
     small = CommConfig(partition_bytes=64 * KIB, credit_bytes=4 * MIB)
     space = [START, small, CommConfig(partition_bytes=MIB, credit_bytes=8 * MIB)]
-    prediction = predictor.predict(situation, space)
+    prediction = Refinement().refine(situation, space, unsure(situation, space, gain=0.5))
     assert prediction.spread[1] >= 0.3
     assert prediction.log_speedup[1] < 0.3
     assert prediction.spread[2] < 0.05
@@ -147,16 +143,34 @@ def test_what_takes_too_long_to_simulate_is_left_to_the_inner_one_less_its_error
 def test_where_too_little_is_known_the_inner_one_answers() -> None:
     simulate = Counting()
     situation = replace(seen(), tensor_bytes=())
-    prediction = RefinedPredictor(Unsure(gain=0.1), simulate).predict(situation, SPACE)
+    prediction = Refinement(simulate).refine(situation, SPACE, unsure(situation, SPACE, gain=0.1))
     assert prediction.log_speedup[0] == 0.1
     assert simulate.asked == []
 
 
-def test_samples_are_for_the_inner_one() -> None:
-    inner = Unsure()
-    sample = Sample(seen(), SPACE[0], 0.1, 0.01)
-    RefinedPredictor(inner).fine_tune([sample])
-    assert inner.learned == [sample]
+def test_where_estimates_jump_all_the_time_twins_are_made_ever_more_rarely() -> None:
+    simulate = Counting()
+    refinement = Refinement(simulate)
+    jumping = [seen(Conditions.uniform(3, 2, rate, 1e-4, 1e-4)) for rate in (1.25e8, 2.5e8)]
+    made = []
+    for number in range(140):
+        before = sum(simulate.asked)
+        refined(jumping[number % 2], refinement)
+        if sum(simulate.asked) > before:
+            made.append(number)
+    pauses = np.diff(made)
+    assert list(pauses) == sorted(pauses) and pauses[-1] > 32 and len(made) < 9
+
+
+def test_verdicts_and_what_an_earlier_run_has_learned_cost_no_simulation() -> None:
+    simulate = Counting()
+    knowledge = Knowledge(RulePredictor(), SPACE, Refinement(simulate))
+    sample = Sample(seen(), SPACE[0], -0.2, 0.01)
+    knowledge.learn(sample, predicted=0.1, spread=0.05)
+    knowledge.restore([sample] * 3)
+    assert simulate.asked == []
+    assert knowledge.belief(seen(), StepTime(1.0, 0.01)).mean.shape == (len(SPACE),)
+    assert simulate.asked != []
 
 
 def test_slow_hosts_are_in_the_twin() -> None:
@@ -165,4 +179,4 @@ def test_slow_hosts_are_in_the_twin() -> None:
         for rate in (1.25e9, 1.25e9, 6e7)
     )
     conditions = Conditions(workers=hosts, servers=hosts[:2], latency_seconds=1e-4)
-    assert regret(RefinedPredictor(Unsure()).predict(seen(conditions), SPACE), conditions) < 0.005
+    assert regret(refined(seen(conditions)), conditions) < 0.005

@@ -1,4 +1,4 @@
-"""A predictor beside which this very job is simulated: the network's opinion, and that of the job's twin.
+"""What is predicted, refined by a simulation of this very job: the network's opinion, and that of the job's twin.
 
 A network cannot know every shape of model and cluster; a simulation of the job's *twin* (:mod:`tuner.twin`) does. Both
 opinions count as much as they are sure. What would take too long to simulate is left to the network, corrected by how
@@ -9,7 +9,8 @@ others use, too, a message takes longer than its thread computes. But a twin who
 time for a step than the job does. So one factor on that cost is fitted until the twin's steps last as long as those
 that were measured, under every configuration that these conditions have seen; what remains is doubt.
 
-A twin is kept until the conditions have moved away from it, or steps do not last as long as it says.
+A twin is kept until the conditions have moved away from it, or steps do not last as long as it says. Where that happens
+all the time, as where estimates jump, twins are made ever more rarely, since each takes a second of a processor.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ import numpy.typing as npt
 from msgspec.structs import replace
 
 from ps.config import MAX_CREDIT_BYTES, MAX_PARTITION_BYTES, CommConfig
-from tuner.predictor import Prediction, Predictor, Sample
+from tuner.predictor import Prediction
 from tuner.situation import Across, Situation
 from tuner.twin import Twin, twin_of
 
-__all__ = ["RefinedPredictor", "simulated_seconds"]
+__all__ = ["Refinement", "simulated_seconds"]
 
 Array = npt.NDArray[np.float64]
 #: Returns the step time of a twin under each configuration, in seconds.
@@ -50,6 +51,9 @@ FITTED = 4
 MOVED, MOVED_COST = 0.1, 0.2
 #: ... or where its steps are off by this, but not before so many predictions.
 OFF, OFF_PREDICTIONS = 0.05, 5
+#: Each twin that lasts for less than so many predictions, and twice the pause, doubles the pause before the next.
+CALM_PREDICTIONS = 10
+LONGEST_PAUSE = 64
 #: The twin's own error: at least this, and this part of the gain.
 LEAST_SPREAD, SPREAD_PART = 0.01, 0.1
 
@@ -73,29 +77,27 @@ class _Fitted(NamedTuple):
     log_seconds: dict[CommConfig, float]  #: of what has been simulated
 
 
-class RefinedPredictor:
+class Refinement:
     """See the module.
 
     Parameters
     ----------
-    inner
-        Ranks all candidates, and answers alone where too little is known for a twin.
     simulate
         Returns step times.
     """
 
-    def __init__(self, inner: Predictor, simulate: Simulate = simulated_seconds) -> None:
-        self._inner = inner
+    def __init__(self, simulate: Simulate = simulated_seconds) -> None:
         self._simulate = simulate
         self._fitted: Optional[_Fitted] = None
         self._measured: dict[CommConfig, float] = {}  # logarithm of the step time, under these conditions
         self._predictions = 0  # since the twin was made
+        self._pause = 1  # predictions before the next one may be made
 
-    def predict(self, situation: Situation, candidates: Sequence[CommConfig]) -> Prediction:
-        inner = self._inner.predict(situation, candidates)
+    def refine(self, situation: Situation, candidates: Sequence[CommConfig], opinion: Prediction) -> Prediction:
+        """Return what a predictor says of ``candidates`` together with what the twin says; alone without a twin."""
         fitted = self._twin(situation)
         if fitted is None:
-            return inner
+            return opinion
         present = replace(situation.config, epoch=0)
         configs = [replace(candidate, epoch=0) for candidate in candidates]
         self._complete(fitted, [config for config in configs if _bearable(fitted.twin, config)])
@@ -103,15 +105,12 @@ class RefinedPredictor:
         gains = np.array([here - fitted.log_seconds.get(config, math.nan) for config in configs])
         simulated = np.isfinite(gains)
         doubt = np.sqrt(LEAST_SPREAD**2 + (SPREAD_PART * gains) ** 2 + fitted.misfit**2)
-        ours, theirs = 1 / doubt**2, 1 / np.maximum(inner.spread, 1e-3) ** 2
-        off = float(np.mean((inner.log_speedup - gains)[simulated])) if simulated.any() else 0.0
-        blended = (ours * gains + theirs * inner.log_speedup) / (ours + theirs)
-        spread = np.where(simulated, (ours + theirs) ** -0.5, np.hypot(inner.spread, off))
+        ours, theirs = 1 / doubt**2, 1 / np.maximum(opinion.spread, 1e-3) ** 2
+        off = float(np.mean((opinion.log_speedup - gains)[simulated])) if simulated.any() else 0.0
+        blended = (ours * gains + theirs * opinion.log_speedup) / (ours + theirs)
+        spread = np.where(simulated, (ours + theirs) ** -0.5, np.hypot(opinion.spread, off))
         others = np.array([config != present for config in configs])
-        return Prediction(others * np.where(simulated, blended, inner.log_speedup - off), others * spread)
-
-    def fine_tune(self, samples: Sequence[Sample]) -> None:
-        self._inner.fine_tune(samples)
+        return Prediction(others * np.where(simulated, blended, opinion.log_speedup - off), others * spread)
 
     def _twin(self, situation: Situation) -> Optional[_Fitted]:
         """Return the job's twin, made anew where it is out of date."""
@@ -127,10 +126,16 @@ class RefinedPredictor:
         self._measured[present] = math.log(situation.step_seconds)
         self._predictions += 1
         if fitted is not None:
+            if not _bearable(fitted.twin, present):
+                return None
             self._complete(fitted, [present])
             off = abs(fitted.log_seconds[present] - self._measured[present])
-            if off <= max(OFF, fitted.misfit) or self._predictions < OFF_PREDICTIONS:
+            if off <= max(OFF, fitted.misfit) or self._predictions < max(OFF_PREDICTIONS, self._pause):
                 return fitted
+        elif self._predictions < self._pause:
+            return None
+        calm = self._predictions >= CALM_PREDICTIONS + 2 * self._pause
+        self._pause = 1 if calm else min(2 * self._pause, LONGEST_PAUSE)
         self._predictions = 0
         self._fitted = self._fit(situation, estimates, shape)
         return self._fitted
