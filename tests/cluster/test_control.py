@@ -205,7 +205,6 @@ def test_a_taken_port_is_named(taken_port: int) -> None:
 # --------------------------------------------------------------------------------------------- lost nodes
 
 
-@pytest.mark.slow
 def test_a_killed_worker_is_a_loss_within_seconds() -> None:
     with Cluster(workers=2) as cluster:
         survivor, victim = cluster.start_workers(SUM_UNTIL_IT_FAILS)
@@ -219,7 +218,6 @@ def test_a_killed_worker_is_a_loss_within_seconds() -> None:
         assert "autobyte-scheduler: the job failed: worker 1 on" in last_line(cluster.scheduler.stderr)
 
 
-@pytest.mark.slow
 def test_a_killed_server_is_a_loss_within_seconds() -> None:
     with Cluster(workers=2) as cluster:
         workers = cluster.start_workers(SUM_UNTIL_IT_FAILS)
@@ -233,7 +231,6 @@ def test_a_killed_server_is_a_loss_within_seconds() -> None:
         assert cluster.finish() == [1, -signal.SIGKILL]
 
 
-@pytest.mark.slow
 def test_a_killed_scheduler_is_a_loss_within_seconds() -> None:
     with Cluster(workers=2) as cluster:
         workers = cluster.start_workers(SUM_UNTIL_IT_FAILS)

@@ -52,11 +52,11 @@ def alone(model):
     ("model", "configuration"),
     [
         ("lenet", "changed-on-one-worker"),
-        pytest.param("lenet", "default", marks=pytest.mark.slow),
+        ("lenet", "default"),
         pytest.param("lenet", "small-credit", marks=pytest.mark.slow),
-        pytest.param("resnet18_v1", "default", marks=pytest.mark.slow),
+        ("resnet18_v1", "default"),
         pytest.param("resnet18_v1", "small-credit", marks=pytest.mark.slow),
-        pytest.param("resnet18_v1", "changed-on-one-worker", marks=pytest.mark.slow),
+        ("resnet18_v1", "changed-on-one-worker"),
     ],
 )
 def test_two_workers_end_with_the_weights_of_one_process(model, configuration):
