@@ -390,7 +390,7 @@ class CommunicationLoop:
                 offset = end
             else:
                 taken += self._exchange.receive(span, server.neighbour.payload(span).data, 0, now)
-        self.traffic.received(server.peer.rank, taken, message.follows, now)
+        self.traffic.received(server.peer.rank, taken, len(message.spans), message.follows, now)
 
     def _find_place(self, server: int, array: NDArray[Any]) -> Optional[messages.Place]:
         return self.memory.place(array) if self._servers[server].neighbour.reads_ours else None

@@ -35,6 +35,8 @@ GIB = 1 << 30
 MAX_PARTITION_BYTES = GIB
 #: More credit than this is "unlimited": no host holds as much in its send queue.
 MAX_CREDIT_BYTES = 64 * GIB
+#: More is not packed into a message unless that is asked for: by then its overhead is nothing beside its bytes.
+MAX_FUSED_BYTES = 4 * MIB
 #: Three years; what the system waits with overflows at some hundreds.
 MAX_SECONDS = 1e8
 
@@ -52,7 +54,7 @@ class CommConfig(msgspec.Struct, frozen=True, kw_only=True):
         its links. At least 1. A server has as many times more as there are workers to each server.
     fusion_bytes
         Queued partitions for the same peer are packed into one message up to this many bytes; 0 turns
-        fusion off.
+        fusion off. None: half a partition (:attr:`fused_bytes`), so that it follows the partition when that is tuned.
     epoch
         Number of this configuration within the job; the scheduler counts it up with every broadcast.
 
@@ -65,8 +67,15 @@ class CommConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     partition_bytes: int = 512 * KIB
     credit_bytes: int = 4 * MIB
-    fusion_bytes: int = 64 * KIB
+    fusion_bytes: Optional[int] = None
     epoch: int = 0
+
+    @property
+    def fused_bytes(self) -> int:
+        """Up to so many bytes a message holds several partitions."""
+        if self.fusion_bytes is None:
+            return min(self.partition_bytes // 2, MAX_FUSED_BYTES)
+        return self.fusion_bytes
 
     def __post_init__(self) -> None:
         for name, low, high in (
@@ -76,6 +85,8 @@ class CommConfig(msgspec.Struct, frozen=True, kw_only=True):
             ("epoch", 0, 1 << 53),
         ):
             value = getattr(self, name)
+            if value is None and name == "fusion_bytes":
+                continue
             if type(value) is not int or not low <= value <= high:
                 raise ValueError(f"{name} must be an integer from {low} to {high}, not {value!r}")
 
@@ -122,6 +133,10 @@ class _Environment:
                 hint = f"did you mean {' or '.join(near)}?" if near else "docs/settings.md has those that there are"
                 lines.append(f"{name} is no setting and has no effect: {hint}")
         return lines
+
+    def get_if_set(self, name: str, convert: Callable[[str], _T], expected: str) -> Optional[_T]:
+        self._known.add(name)
+        return self.get(name, convert, None, expected) if self._variables.get(name, "").strip() else None
 
     def get(self, name: str, convert: Callable[[str], _T], default: Optional[_T], expected: str) -> _T:
         self._known.add(name)
@@ -211,7 +226,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             config = CommConfig(
                 partition_bytes=env.get("AUTOBYTE_PARTITION_BYTES", int, 512 * KIB, "bytes, a whole number"),
                 credit_bytes=env.get("AUTOBYTE_CREDIT_BYTES", int, 4 * MIB, "bytes, a whole number"),
-                fusion_bytes=env.get("AUTOBYTE_FUSION_BYTES", int, 64 * KIB, "bytes, a whole number"),
+                fusion_bytes=env.get_if_set("AUTOBYTE_FUSION_BYTES", int, "bytes, a whole number"),
             )
         except SettingsError:
             raise

@@ -150,10 +150,11 @@ class HostEstimator:
         link.receiving.add(nbytes, 1, since, now)
         link.arrived_at = now
 
-    def thread_time(self, cpu_seconds: float, messages: int, message_bytes: int) -> None:
+    def thread_time(self, cpu_seconds: float, messages: float, message_bytes: int) -> None:
         """Take note of the CPU time that the communication thread used in part of a second.
 
-        It handled so many messages (sent and received, acknowledgements not counted) of so many bytes together.
+        It handled so many messages (sent and received, acknowledgements not counted) of so many bytes together. What
+        each further span of a message costs counts as a part of a message (:data:`ps.transfer.SPAN_COST`).
         """
         self._overhead.add(cpu_seconds, messages, message_bytes)
 
@@ -244,7 +245,7 @@ class _Latency:
 class _Cost(NamedTuple):
     """What messages cost in a window: seconds of CPU and bytes, per message."""
 
-    messages: int
+    messages: float
     seconds: float
     nbytes: float
 
@@ -268,14 +269,14 @@ class _Overhead:
     def __init__(self) -> None:
         self._windows: deque[_Cost] = deque(maxlen=COST_WINDOWS)
         self._open_seconds = 0.0
-        self._open_messages = 0
+        self._open_messages = 0.0
         self._open_bytes = 0
         self._known: Optional[_Slope] = None  # before the present block
         self._left_in_block = COST_WINDOWS
         self._slope = _Slope(0.0, 0.0)  # the last regression, like the next ones
         self._cost = self._size = self._residual = 0.0
 
-    def add(self, cpu_seconds: float, messages: int, message_bytes: int) -> None:
+    def add(self, cpu_seconds: float, messages: float, message_bytes: int) -> None:
         """Take a window; small ones are put together."""
         self._open_seconds += cpu_seconds
         self._open_messages += messages
@@ -287,7 +288,7 @@ class _Overhead:
             self._windows.append(_Cost(count, self._open_seconds / count, self._open_bytes / count))
             self._forget_what_was_before_a_change()
             self._regress()
-        self._open_seconds, self._open_messages, self._open_bytes = 0.0, 0, 0
+        self._open_seconds, self._open_messages, self._open_bytes = 0.0, 0.0, 0
 
     def _forget_what_was_before_a_change(self) -> None:
         windows = list(self._windows)
@@ -339,6 +340,6 @@ class _Overhead:
         return overhead, Estimate(slope, deviation / slope, samples) if known else None
 
 
-def _residual(off: Sequence[tuple[int, float, float]], slope: float) -> float:
+def _residual(off: Sequence[tuple[float, float, float]], slope: float) -> float:
     total = sum(messages for messages, _, _ in off)
     return math.sqrt(sum(messages * (seconds - slope * nbytes) ** 2 for messages, nbytes, seconds in off) / total)

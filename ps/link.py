@@ -53,7 +53,7 @@ class Link:
         Sum of ``Message.charged_bytes`` over what is un-acknowledged.
     progress_bytes
         Bytes sent, on the scale of its :class:`LinkGroup`: what the skew is measured by.
-    bytes_sent, messages_sent, partitions_sent, queue_wait_seconds, messages_resent, acknowledgements_refused
+    bytes_sent, messages_sent, spans_sent, partitions_sent, queue_wait_seconds, messages_resent, acknowledgements_refused
         Counters since the start. ``bytes_sent`` is payload; the wait is the sum over partitions.
     """
 
@@ -66,6 +66,7 @@ class Link:
         "progress_bytes",
         "bytes_sent",
         "messages_sent",
+        "spans_sent",
         "partitions_sent",
         "queue_wait_seconds",
         "messages_resent",
@@ -87,6 +88,7 @@ class Link:
         self.progress_bytes = 0
         self.bytes_sent = 0
         self.messages_sent = 0
+        self.spans_sent = 0
         self.partitions_sent = 0
         self.queue_wait_seconds = 0.0
         self.messages_resent = 0
@@ -189,6 +191,7 @@ class Link:
         self.progress_bytes += message.nbytes
         self.bytes_sent += payload_bytes
         self.messages_sent += 1
+        self.spans_sent += len(spans)
         return message
 
     def acknowledge(self, seq: int, now: float) -> list[Message]:

@@ -48,10 +48,10 @@ class LinkGroup:
 
     def configure(self, config: CommConfig) -> None:
         """Use ``config`` from the next message on; every link gets an equal part of the credit."""
-        self.skew_bytes = max(2 * config.partition_bytes, 2 * config.fusion_bytes, MIB)
+        self.skew_bytes = max(2 * config.partition_bytes, 2 * config.fused_bytes, MIB)
         for link in self.links.values():
             link.credit_bytes = max(1, config.credit_bytes // len(self.links))
-            link.fusion_bytes = config.fusion_bytes
+            link.fusion_bytes = config.fused_bytes
 
     def put(self, peer: int, transfer: Transfer, now: float) -> None:
         """Queue a transfer to ``peer``."""
@@ -108,6 +108,10 @@ class LinkGroup:
     @property
     def messages_sent(self) -> int:
         return sum(link.messages_sent for link in self.links.values())
+
+    @property
+    def spans_sent(self) -> int:
+        return sum(link.spans_sent for link in self.links.values())
 
     @property
     def partitions_sent(self) -> int:

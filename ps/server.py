@@ -228,7 +228,7 @@ class Server:
                 return
             for answer in answers:
                 self._answer(answer, now)
-        self._traffic.received(rank, taken, message.follows, now)
+        self._traffic.received(rank, taken, len(message.spans), message.follows, now)
         self._traffic.counters.summed(taken, time.perf_counter() - began)
 
     def _refuse(self, rank: int, span: Span, error: ValueError, now: float) -> None:

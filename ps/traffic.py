@@ -16,7 +16,7 @@ from ps.counters import Counters
 from ps.estimate import HostEstimator
 from ps.link_group import LinkGroup
 from ps.stats import Observation
-from ps.transfer import Message, Transfer
+from ps.transfer import SPAN_COST, Message, Transfer
 
 __all__ = ["Traffic"]
 
@@ -39,12 +39,13 @@ class Traffic:
         self.config = settings.config
         self.counters = Counters(settings.role, -1, settings.num_workers, settings.num_servers, now)
         self.messages_received = 0
+        self.spans_received = 0
         self.bytes_received = 0
         self._links = LinkGroup(peers, bounded_skew)
         self._links.configure(self._own(self.config))
         self._estimator = HostEstimator(self._links.links)
         self._thread_seconds = time.thread_time()
-        self._handled_messages = 0
+        self._handled_messages = 0.0
         self._handled_bytes = 0
         self._observed: Optional[Observation] = None
         self._window_seconds = settings.window_seconds
@@ -84,9 +85,10 @@ class Traffic:
             for message in messages:
                 self.counters.acknowledged(now - message.sent_at)
 
-    def received(self, peer: int, payload_bytes: int, follows: bool, now: float) -> None:
+    def received(self, peer: int, payload_bytes: int, spans: int, follows: bool, now: float) -> None:
         """A numbered message has arrived from ``peer``; ``follows`` is what it says of itself."""
         self.messages_received += 1
+        self.spans_received += spans
         self.bytes_received += payload_bytes
         self._estimator.received(peer, payload_bytes, follows, now)
 
@@ -112,7 +114,8 @@ class Traffic:
         To be called on the sending thread, several times in a window: that is how often its CPU time is looked at.
         """
         seconds = time.thread_time()
-        handled_messages = self._links.messages_sent + self.messages_received
+        messages = self._links.messages_sent + self.messages_received
+        handled_messages = messages + SPAN_COST * (self._links.spans_sent + self.spans_received - messages)
         handled_bytes = self._links.bytes_sent + self.bytes_received
         self._estimator.thread_time(
             seconds - self._thread_seconds,

@@ -7,7 +7,11 @@ from typing import Iterator, Optional, Union
 from ps.codecs import Encoder
 from ps.messages import Data, Place, Span, SpanKind, encode
 
-__all__ = ["Transfer", "Message"]
+__all__ = ["Transfer", "Message", "SPAN_COST"]
+
+#: What each further span of a message costs its sender and its receiver of processor time, in messages of one span.
+#: Measured with 400 tensors of 1 kB: 39 us for a message with one of them, 10 us for each in a message of 40.
+SPAN_COST = 0.25
 
 #: So many bytes that the peer reads in shared memory count as one of credit and fusion: they take as long as one sent.
 SHARED_BYTES_PER_CREDIT = 4

@@ -209,9 +209,9 @@ def search(lab: Lab, setup: Setup, tuner: str, steps: int, patience_seconds: flo
 
 def kept_variables(found: Record) -> Dict[str, str]:
     """Return the variables that pin what a search has found."""
-    sizes = {f"AUTOBYTE_{name.upper()}": str(found["config"][name])
-             for name in ("partition_bytes", "credit_bytes", "fusion_bytes")}  # fmt: skip
-    return {"AUTOBYTE_TUNER": "static", **sizes}
+    config = found["config"]
+    names = [name for name in ("partition_bytes", "credit_bytes", "fusion_bytes") if config[name] is not None]
+    return {"AUTOBYTE_TUNER": "static", **{f"AUTOBYTE_{name.upper()}": str(config[name]) for name in names}}
 
 
 def opened(path: Optional[Path], setup: Setup) -> Record:

@@ -42,7 +42,9 @@ def read(path: Path) -> Run:
     settings, blocks = record["settings"], record["stores"]["autobyte"]["blocks"]
     tensors = (TensorProfile(each.name, each.size * FLOAT32_BYTES, 0.0, 0.0) for each in profile(record["profile"]))
     default = CommConfig()
+    fusion = settings.get("AUTOBYTE_FUSION_BYTES")
     config = CommConfig(
+        fusion_bytes=None if fusion is None else int(fusion),
         partition_bytes=int(settings.get("AUTOBYTE_PARTITION_BYTES", default.partition_bytes)),
         credit_bytes=int(settings.get("AUTOBYTE_CREDIT_BYTES", default.credit_bytes)),
     )

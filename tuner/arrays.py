@@ -32,7 +32,7 @@ IN_FLIGHT, PROGRESS, ROOT, SOURCE, TARGET, WORKER = 0, 1, 2, 3, 4, 5
 # Columns of transfers, of the spans of messages, and of messages. NEXT also chains what is free.
 NEXT, KEY, SHARD, START, STOP, CHILD = 0, 1, 2, 3, 4, 5
 SPAN_SHARD, COUNT = 1, 2
-LINK, BYTES, SPAN, IS_ACK = 1, 2, 3, 4
+LINK, BYTES, SPAN, IS_ACK, NUM_SPANS = 1, 2, 3, 4, 5
 SENT_AT, ENDS_AT = 0, 1
 
 # Columns of workers: how far they are ...
@@ -135,7 +135,7 @@ def new_state(model: Model, costs: Costs, num_steps: int) -> State:
         transfers=np.empty((0, 6), np.int64),
         queued_at=np.empty(0),
         spans=np.empty((0, 3), np.int64),
-        messages=np.empty((0, 5), np.int64),
+        messages=np.empty((0, 6), np.int64),
         message_times=np.empty((0, 2)),
         event_at=np.empty(0),
         events=np.empty(0, np.int64),

@@ -31,8 +31,6 @@ Array = npt.NDArray[np.float64]
 LENGTH = 0.4
 #: This part of an error's variance is in what a message costs.
 MESSAGE_PART = 0.6
-#: A step of the search in fusion is as far as this.
-FUSION_LENGTH = 0.1
 
 
 class Belief(NamedTuple):
@@ -74,7 +72,7 @@ def believe(
 
 def _alike(candidates: Sequence[CommConfig], present: CommConfig) -> Array:
     """Return the correlation of the errors of each two candidates."""
-    points = np.array([_point(candidate) for candidate in candidates])
+    points = np.array([coordinates(candidate) for candidate in candidates])
     squares = ((points[:, None, :] - points[None, :, :]) ** 2).sum(axis=2)
     near = np.exp(-squares / (2 * LENGTH**2))
     below = np.array([powers_below(candidate, present) for candidate in candidates])
@@ -102,5 +100,3 @@ def expected_gain(mean: float, deviation: float) -> float:
     return mean * (1 + math.erf(z / math.sqrt(2))) / 2 + deviation * density
 
 
-def _point(config: CommConfig) -> tuple[float, float, float]:
-    return (*coordinates(config), FUSION_LENGTH * math.log2(1 + config.fusion_bytes / 1024) / 4)

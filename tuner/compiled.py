@@ -127,7 +127,7 @@ def _costs(
     speeds = np.array([host.speed for host in hosts])
     peers = np.array([num_servers] * len(simulated) + [num_workers] * num_servers)
     # as a LinkGroup has it
-    skews = [max(2 * config.partition_bytes, 2 * config.fusion_bytes, MIB) for config in chosen]
+    skews = [max(2 * config.partition_bytes, 2 * config.fused_bytes, MIB) for config in chosen]
     sums = np.arange(len(hosts)) >= len(simulated)
     return arrays.Costs(
         num_workers=len(simulated),
@@ -141,7 +141,7 @@ def _costs(
         sum_byte_seconds=sums / (conditions.sum_bytes_per_second * speeds),
         partition_elements=np.array([max(1, config.partition_bytes // ITEM_BYTES) for config in chosen], np.int64),
         link_credit_bytes=np.maximum(1, np.array([config.credit_bytes for config in chosen], np.int64) // peers),
-        fusion_bytes=np.array([config.fusion_bytes for config in chosen], np.int64),
+        fusion_bytes=np.array([config.fused_bytes for config in chosen], np.int64),
         skew_bytes=np.array(skews, np.int64),
     )
 

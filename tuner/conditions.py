@@ -26,7 +26,8 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     send_bytes_per_second, receive_bytes_per_second
         Rate of the network card in each direction, above 0.
     overhead_seconds
-        Time of the communication thread per data message, on sending and on receiving it; 0 or more.
+        Time of the communication thread per data message, on sending and on receiving it; 0 or more. A message of
+        several spans takes :data:`ps.transfer.SPAN_COST` of it for each further one.
     byte_seconds
         The same per byte of payload.
     speed

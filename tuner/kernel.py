@@ -12,6 +12,7 @@ from __future__ import annotations
 from numba import njit
 
 from ps.link import MAX_SPANS, MESSAGE_BYTES
+from ps.transfer import SPAN_COST
 
 # One name a line would be a page.
 # isort: off
@@ -19,7 +20,7 @@ from tuner.arrays import (
     ACKS, ARRIVALS, ARRIVES, BUSY, BYTES, CHILD, CODE_BITS, COUNT, DONE, ENDS_AT, EVENTS, FIRST_AT, FIRST_LINK,
     FIRST_SECONDS, FORWARD, FORWARD_AT, FORWARD_SECONDS, FREE_MESSAGE, FREE_SPAN, FREE_TRANSFER, GRADIENT,
     GRADIENTS, INBOX_HEAD, INBOX_TAIL, IN_FLIGHT, ISSUED_AT, IS_ACK, KEY, KIND_BITS, LINK, MESSAGES, NEXT,
-    NUM_LINKS, PARTITIONS, POOL_MESSAGES, PREFER_SEND, PROGRESS, RECEIVED, ROOT, RX_FREE, SENT, SENT_AT,
+    NUM_LINKS, NUM_SPANS, PARTITIONS, POOL_MESSAGES, PREFER_SEND, PROGRESS, RECEIVED, ROOT, RX_FREE, SENT, SENT_AT,
     SEQUENCE, SHARD, SOURCE, SPAN, SPANS, SPAN_SHARD, STALL, STALLED_SINCE, START, STEP, STOP, TAKEN, TARGET,
     THREAD, TOTAL_EVENTS, TRANSFERS, TX_FREE, WAIT, WORKER,
     Costs, Model, Result, grown, new_state,
@@ -237,6 +238,7 @@ def _pop(s, costs, node, link, now):
     s.messages[message, BYTES] = payload + MESSAGE_BYTES
     s.messages[message, SPAN] = first
     s.messages[message, IS_ACK] = 0
+    s.messages[message, NUM_SPANS] = num_spans
     s.message_times[message, SENT_AT] = now
     links[link, IN_FLIGHT] += payload + MESSAGE_BYTES
     links[link, PROGRESS] += payload + MESSAGE_BYTES
@@ -305,7 +307,8 @@ def _run(s, costs, node, now):
     if message < 0:
         return
     payload = messages[message, BYTES] - MESSAGE_BYTES
-    seconds = costs.overhead_seconds[node] + payload * costs.byte_seconds[node]
+    seconds = costs.overhead_seconds[node] * (1 + SPAN_COST * (messages[message, NUM_SPANS] - 1))
+    seconds += payload * costs.byte_seconds[node]
     if kind == TAKEN:
         nodes[node, INBOX_HEAD] = messages[head, NEXT]
         seconds += payload * costs.sum_byte_seconds[node]

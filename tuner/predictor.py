@@ -167,7 +167,7 @@ def _seconds(job: _Job, config: CommConfig, forward: float, backward: float) -> 
     partition = min(config.partition_bytes, job.largest_bytes, job.model_bytes)
     credit = max(config.credit_bytes, partition)
     # Small tensors are messages of their own, unless fusion joins them.
-    mean_bytes = max(job.model_bytes / job.tensors, min(config.fusion_bytes, job.model_bytes))
+    mean_bytes = max(job.model_bytes / job.tensors, min(config.fused_bytes, job.model_bytes))
     per_message = min(partition, mean_bytes * 4)
     overhead = job.overhead
     message = _either(per_message / job.push_rate, overhead, MESSAGE_POWER)

@@ -37,7 +37,7 @@ from ps.link_group import LinkGroup
 from ps.messages import Shard, Span, SpanKind
 from ps.partition import cut
 from ps.receiver import Receiver
-from ps.transfer import Message, Transfer
+from ps.transfer import SPAN_COST, Message, Transfer
 from tuner.conditions import Conditions, Host
 from tuner.layout import ITEM_BYTES, Configs, node_configs, shards_of
 from tuner.profiles import ModelProfile
@@ -175,7 +175,8 @@ class _Node:
 
     def _work(self, message: Message, sum_byte_seconds: float, then: Callable[[], None]) -> None:
         payload_bytes = message.nbytes - MESSAGE_BYTES
-        seconds = self.host.overhead_seconds + payload_bytes * self.host.byte_seconds
+        seconds = self.host.overhead_seconds * (1 + SPAN_COST * (len(message.spans) - 1))
+        seconds += payload_bytes * self.host.byte_seconds
         seconds += payload_bytes * sum_byte_seconds
         self._busy = True
         self.thread_seconds += seconds

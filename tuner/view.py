@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from ps.config import CommConfig
 from ps.placement import Placement
+from ps.transfer import SPAN_COST
 from tuner.conditions import SUM_BYTES_PER_SECOND
 from tuner.pipeline import Flow, flow, pieces_of
 from tuner.rule import UNKNOWN_LATENCY_SECONDS
@@ -158,7 +159,7 @@ def _shards(tensor_bytes: tuple[int, ...], num_servers: int) -> Shards:
 
 
 def _configs(configs: Sequence[CommConfig], scales: Scales, situation: Situation) -> Configs:
-    asked = np.array([(c.partition_bytes, c.credit_bytes, c.fusion_bytes) for c in configs], float)
+    asked = np.array([(c.partition_bytes, c.credit_bytes, c.fused_bytes) for c in configs], float)
     shards = scales.shards
     partition = np.minimum(asked[:, 0], shards.largest_bytes)
     credit = np.clip(asked[:, 1], partition, scales.model_bytes)
@@ -171,7 +172,8 @@ def _configs(configs: Sequence[CommConfig], scales: Scales, situation: Situation
     messages = (cut * shared) @ shards.number
     payload = np.minimum(scales.model_bytes / messages, partition)
     # Each partition goes out and comes back; a server has those of several workers, and their sums.
-    there_and_back = 2 * (scales.overhead + payload * scales.byte_seconds)
+    overhead = scales.overhead * (1 + SPAN_COST * (partitions / messages - 1))
+    there_and_back = 2 * (overhead + payload * scales.byte_seconds)
     thread = np.maximum(there_and_back, scales.fan_in * (there_and_back + payload * scales.sum_seconds))
     message = _either(payload / scales.rate, thread, MESSAGE_POWER)
     round_trip = message / 2 + scales.round_trip
