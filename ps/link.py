@@ -53,7 +53,8 @@ class Link:
         Sum of ``Message.charged_bytes`` over what is un-acknowledged.
     progress_bytes
         Bytes sent, on the scale of its :class:`LinkGroup`: what the skew is measured by.
-    bytes_sent, messages_sent, spans_sent, partitions_sent, queue_wait_seconds, messages_resent, acknowledgements_refused
+    bytes_sent, messages_sent, spans_sent, partitions_sent, queue_wait_seconds, messages_resent,
+    acknowledgements_refused
         Counters since the start. ``bytes_sent`` is payload; the wait is the sum over partitions.
     """
 

@@ -11,8 +11,10 @@ Nothing is ever bound to all interfaces: a process listens on the one address th
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import secrets
 import socket
 import stat
 import struct
@@ -29,6 +31,7 @@ __all__ = [
     "close_copies",
     "connection_changes",
     "endpoint",
+    "free_port",
     "interface_address",
     "readable",
     "resolve",
@@ -43,6 +46,19 @@ _RETRY_SECONDS = 0.5
 # Plain integers, as in ps.transport.
 _EVENTS = int(zmq.EVENTS)
 _POLLIN = int(zmq.POLLIN)
+
+
+def free_port() -> int:
+    """Return a port of 127.0.0.1 that nobody listens on, for a job that is about to start there.
+
+    It is none of those that Linux gives to connections, which another process may be given meanwhile.
+    """
+    for _ in range(100):
+        port = 10000 + secrets.randbelow(22768)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise OSError("no free port was found on 127.0.0.1")
 
 
 def endpoint(host: str, port: int) -> str:

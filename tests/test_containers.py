@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from ps.config import Role, Settings
+from ps.network import free_port
 from tests.test_repository import ROOT, console_scripts, known_variables
 
 SERVICES = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
@@ -77,13 +78,7 @@ def test_docker_compose_accepts_the_file() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_the_services_train_a_digit_classifier(tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        here = {
-            "DMLC_PS_ROOT_URI": "127.0.0.1",
-            "DMLC_PS_ROOT_PORT": str(probe.getsockname()[1]),
-            "OMP_NUM_THREADS": "1",
-        }
+    here = {"DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
     processes = {}
     try:
         for name, service in SERVICES.items():

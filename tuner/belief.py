@@ -98,5 +98,3 @@ def expected_gain(mean: float, deviation: float) -> float:
     z = mean / deviation
     density = math.exp(-z * z / 2) / math.sqrt(2 * math.pi)
     return mean * (1 + math.erf(z / math.sqrt(2))) / 2 + deviation * density
-
-

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-import socket
 from typing import Any, Callable, Optional
 
 import click
@@ -13,6 +12,7 @@ import click
 from ps.config import Settings
 from ps.console import version_option
 from ps.errors import SettingsError
+from ps.network import free_port
 from scheduler.launch.output import Output
 from scheduler.launch.plan import PLACE_VARIABLES, Job, plan
 from scheduler.launch.supervisor import supervise
@@ -39,12 +39,6 @@ def _remember_variables(context: click.Context, _: click.Parameter, assignments:
         if name in PLACE_VARIABLES:
             raise click.BadParameter(f"{name} is the launcher's to set")
         context.ensure_object(dict)[name] = value
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -85,7 +79,7 @@ def launch(
         command=command,
         num_workers=workers,
         num_servers=servers or workers,
-        port=port or _free_port(),
+        port=port or free_port(),
         name=f"launch-{secrets.token_hex(4)}",
         threads=max(1, (os.cpu_count() or 1) // workers),
         variables=context.ensure_object(dict),

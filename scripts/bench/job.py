@@ -11,7 +11,6 @@ import json
 import os
 import queue
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -24,6 +23,7 @@ from bench.report import Block
 from bench.stores import STORES
 from bench.usage import CpuSeconds, OthersWatch, cpu_seconds, peak_bytes, reset_peak
 from lab import places
+from ps.network import free_port
 
 __all__ = ["BenchError", "Job", "Loopback", "Network", "run_block"]
 
@@ -184,7 +184,7 @@ class Job:
         commands = {**store.processes, "worker": [sys.executable, "-m", self._module, self._store, self._profile]}
         paths = [str(SCRIPTS), str(SCRIPTS.parent), os.environ.get("PYTHONPATH", "")]
         environment = {**os.environ, **store.variables, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-        for placed in places(network.address, _free_port(), self._num_workers, self._num_servers):
+        for placed in places(network.address, free_port(), self._num_workers, self._num_servers):
             pipe = subprocess.PIPE if placed.role == "worker" else subprocess.DEVNULL
             errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115  (closed by _kill)
             popen = network.popen(
@@ -213,11 +213,6 @@ class Job:
                 os.killpg(process.popen.pid, signal.SIGKILL)
             process.popen.wait()
             process.errors.close()
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def _used(roles: Dict[str, List[int]]) -> Dict[str, CpuSeconds]:

@@ -102,6 +102,11 @@ def _uniform16() -> List[Tensor]:
     return [Tensor(f"tensor{index}", (1000, 1000)) for index in range(16)]
 
 
+def _small400() -> List[Tensor]:
+    """400 tensors of 4 kB, where messages cost and bytes do not."""
+    return [Tensor(f"tensor{index}", (1000,)) for index in range(400)]
+
+
 def _tiny() -> List[Tensor]:
     """For a quick look whether everything works: a scalar, a vector, a matrix in one piece and a large one."""
     return [Tensor("scalar", (1,)), Tensor("vector", (1001,)), Tensor("small", (64, 33)), Tensor("large", (1024, 1025))]
@@ -113,6 +118,7 @@ PROFILES: Dict[str, Callable[[], List[Tensor]]] = {
     "alexnet": _alexnet,
     "bert": _bert,
     "uniform16": _uniform16,
+    "small400": _small400,
     "tiny": _tiny,
 }
 

@@ -20,7 +20,6 @@ from __future__ import annotations
 import inspect
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -30,20 +29,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Callable, Mapping, Optional, Sequence, Type, Union
 
-__all__ = ["Cluster", "Process", "free_port"]
+from ps.network import free_port
+
+__all__ = ["Cluster", "Process"]
 
 ROOT = Path(__file__).resolve().parents[2]
 #: A job has to be gone this long after its last worker.
 END_SECONDS = 5.0
 
 Source = Union[str, Callable[[], object]]
-
-
-def free_port() -> int:
-    """Return a port of 127.0.0.1 that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Process:

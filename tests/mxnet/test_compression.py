@@ -14,7 +14,8 @@ import mxnet as mx
 import pytest
 from sklearn.datasets import load_digits
 
-from tests.cluster.harness import Cluster, free_port
+from ps.network import free_port
+from tests.cluster.harness import Cluster
 from tests.mxnet.cases import Cases
 
 #: Pushes and pulls four times and prints what comes, for any store: sums, then weights that the servers update.

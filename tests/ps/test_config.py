@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from ps.config import KIB, MIB, CommConfig, Role, Settings
+from ps.config import KIB, MAX_PARTITION_BYTES, MIB, CommConfig, Role, Settings
 from ps.errors import SettingsError
 
 PLAIN = {
@@ -21,7 +21,7 @@ def test_what_mxnet_users_set_is_enough() -> None:
     assert (settings.root_host, settings.root_port) == ("10.0.0.1", 9091)
     assert (settings.num_workers, settings.num_servers) == (2, 3)
     assert settings.config == CommConfig(
-        partition_bytes=512 * KIB, credit_bytes=4 * MIB, fusion_bytes=64 * KIB, epoch=0
+        partition_bytes=512 * KIB, credit_bytes=4 * MIB, fusion_bytes=None, epoch=0
     )
     assert settings.preferred_rank == -1
 
@@ -103,6 +103,14 @@ def test_a_configuration_out_of_range_cannot_be_made_or_decoded(name: str, value
         CommConfig(**{name: value})  # type: ignore[arg-type]
     with pytest.raises(msgspec.ValidationError, match=name):
         msgspec.msgpack.decode(msgspec.msgpack.encode({name: value}), type=CommConfig)
+
+
+def test_fusion_follows_the_partition_unless_it_is_set() -> None:
+    assert CommConfig(partition_bytes=MIB).fused_bytes == 512 * KIB
+    assert CommConfig(partition_bytes=MAX_PARTITION_BYTES).fused_bytes == 4 * MIB
+    assert CommConfig(partition_bytes=1).fused_bytes == 0
+    assert CommConfig(partition_bytes=MIB, fusion_bytes=1000).fused_bytes == 1000
+    assert Settings.from_env(Role.WORKER, {**PLAIN, "AUTOBYTE_FUSION_BYTES": "0"}).config.fused_bytes == 0
 
 
 def test_a_partition_of_one_byte_and_no_fusion_are_allowed() -> None:

@@ -27,7 +27,7 @@ def test_one_json_object_per_line(tmp_path: Path) -> None:
         "event": "decided",
         "seconds": 12.5,
         "epoch": 3,
-        "config": {"partition_bytes": 524288, "credit_bytes": 4194304, "fusion_bytes": 65536, "epoch": 3},
+        "config": {"partition_bytes": 524288, "credit_bytes": 4194304, "fusion_bytes": None, "epoch": 3},
         "reason": "because",
         "predicted_speedup": 1.25,
     }

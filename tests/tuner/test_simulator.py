@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from ps.config import KIB, MIB, CommConfig, server_config
+from ps.transfer import SPAN_COST
 from tuner.conditions import Conditions, Host
 from tuner.profiles import ModelProfile, TensorProfile
 from tuner.simulator import Simulated, simulate
@@ -131,7 +132,9 @@ def test_small_tensors_are_packed_into_one_message() -> None:
     packed = simulate(small, uniform(1, 1, overhead=0.001), CommConfig(fusion_bytes=64 * KIB))
     assert (unpacked.messages, unpacked.partitions) == (60, 60)
     assert (packed.messages, packed.partitions) == (2, 60)  # the first leaves alone, at once
-    assert packed.step_seconds < 0.1 * unpacked.step_seconds
+    assert unpacked.thread_seconds == pytest.approx(0.120)
+    assert packed.thread_seconds == pytest.approx(0.001 * 2 * (2 + 58 * SPAN_COST))
+    assert packed.step_seconds < 0.6 * unpacked.step_seconds
 
 
 # ----------------------------------------------------------------------------- computation and priority
