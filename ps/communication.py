@@ -292,7 +292,7 @@ class CommunicationLoop:
             self._send(now)
             if self._exchange.broken is not None:
                 raise self._exchange.broken
-            if now >= self._next_check:
+            if now >= self._next_check or self.traffic.due(now):
                 self._next_check = now + CHECK_SECONDS
                 self._check(now)
 

@@ -1,8 +1,8 @@
 """A node's running counters, turned into one :class:`~ps.stats.Observation` per window.
 
-The loops call the small methods as things happen; once per window they take an observation, which starts the next
-window. What the links count themselves (:class:`LinkTotals`) is read at the end of the window instead of being counted
-twice.
+The loops call the small methods as things happen; once per window, which ends when :mod:`ps.attention` says so, they
+take an observation, which starts the next one. What the links count themselves (:class:`LinkTotals`) is read at the
+end of the window instead of being counted twice.
 
 Steps are told apart by the first key: a worker calls :meth:`Counters.step_began` when its version advances. A change of
 configuration falls into the middle of a step, and other nodes hear of it a little later, so the step in progress and
@@ -13,10 +13,12 @@ Pure: times are parameters (seconds, monotonic).
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import deque
 from typing import NamedTuple, Optional, Protocol, Sequence
 
+from ps.attention import Attention
 from ps.config import KIB, Role
 from ps.estimate import HostEstimate
 from ps.layers import LayerTimes, StepTimes
@@ -78,10 +80,21 @@ class Counters:
         Of this node and its job, copied to every observation. ``rank`` may be set later.
     now
         When the first window begins.
+    window_seconds
+        How long one is while nothing happens.
+
+    Attributes
+    ----------
+    attention
+        Tells when a window ends.
     """
 
-    def __init__(self, role: Role, rank: int, num_workers: int, num_servers: int, now: float) -> None:
+    def __init__(
+        self, role: Role, rank: int, num_workers: int, num_servers: int, now: float, window_seconds: float = 1.0
+    ) -> None:
         self.rank = rank
+        self.attention = Attention(window_seconds, now)
+        self.total_steps = 0  #: that ended since the start, whether or not they are reported
         self.nonfinite = 0  #: elements that were infinite or no number, since the start
         self._role = role
         self._num_workers = num_workers
@@ -91,6 +104,8 @@ class Counters:
         # steps
         self._step_began: Optional[float] = None
         self._steps_to_drop = 0
+        self._overdue_at = math.inf  # when the step in progress lasts too long
+        self._overdue_seconds: Optional[float] = None  # how long it lasted when that was noticed, in this window
         self._pushed: list[tuple[int, int]] = []  # in the step in progress: minus priority, bytes
         self._model: list[tuple[int, int]] = []  # in the last whole step
         self._layer_times = LayerTimes()
@@ -117,14 +132,36 @@ class Counters:
     def step_began(self, now: float) -> None:
         """The version of the first key has advanced: a step ended, and the next one began."""
         if self._step_began is not None:
+            self.total_steps += 1
             self._model = self._pushed
             if self._steps_to_drop:
                 self._steps_to_drop -= 1
             else:
-                self._steps += 1
-                self._step_seconds.append(now - self._step_began)
+                self._count(now - self._step_began)
         self._step_began = now
+        self._overdue_at = now + self.attention.patience_seconds
         self._pushed = []
+
+    @property
+    def overdue_at(self) -> float:
+        """When the step in progress will have lasted far longer than those before."""
+        return self._overdue_at
+
+    def overdue(self, now: float) -> None:
+        """The step in progress lasts for too long, and not since nothing is sent: the window is to tell it."""
+        if self._step_began is not None:
+            self._overdue_at = math.inf
+            self._overdue_seconds = now - self._step_began
+            self.attention.changed()
+
+    def _count(self, seconds: float) -> None:
+        self._steps += 1
+        self._step_seconds.append(seconds)
+        alone = self.attention.step(seconds)
+        if alone:  # the steps before are of what was before a change
+            self._steps = min(self._steps, alone)
+            while len(self._step_seconds) > alone:
+                self._step_seconds.popleft()
 
     def pushed(self, tensor_bytes: int, priority: int = 0) -> None:
         """One tensor was pushed in the step in progress (call it after :meth:`step_began` for the first key)."""
@@ -147,6 +184,9 @@ class Counters:
         self._epoch = epoch
         self._steps = 0
         self._step_seconds.clear()
+        self.attention.switched()
+        self._overdue_at = math.inf
+        self._overdue_seconds = None
         self._steps_to_drop = STEPS_LOST_BY_SWITCH
 
     def acknowledged(self, round_trip_seconds: float) -> None:
@@ -221,6 +261,7 @@ class Counters:
             num_servers=self._num_servers,
             steps=self._steps,
             step_seconds=_median(self._step_seconds),
+            overdue_seconds=self._overdue_seconds,
             forward_seconds=None if profile is None else profile.forward_seconds,
             backward_seconds=None if profile is None else profile.backward_seconds,
             layers=self._layers,
@@ -251,7 +292,9 @@ class Counters:
             malformed=self._malformed,
         )
         self._window_began = now
+        self._overdue_seconds = None
         self._start_window()
+        self.attention.ended(now)
         return observation
 
 

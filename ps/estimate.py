@@ -150,6 +150,11 @@ class HostEstimator:
         link.receiving.add(nbytes, 1, since, now)
         link.arrived_at = now
 
+    @property
+    def changes(self) -> int:
+        """Sudden changes of what is known of this host since the start."""
+        return self._sending.changes + self._receiving.changes + self._latency.changes + self._overhead.changes
+
     def thread_time(self, cpu_seconds: float, messages: float, message_bytes: int) -> None:
         """Take note of the CPU time that the communication thread used in part of a second.
 
@@ -200,9 +205,10 @@ class _Latency:
     before it acknowledges then passes for latency.
     """
 
-    __slots__ = ("_small", "_large")
+    __slots__ = ("changes", "_small", "_large")
 
     def __init__(self) -> None:
+        self.changes = 0
         self._small: deque[_RoundTrip] = deque(maxlen=ROUND_TRIPS)
         self._large: deque[_RoundTrip] = deque(maxlen=ROUND_TRIPS)
 
@@ -222,6 +228,7 @@ class _Latency:
         if min(latest) > max(past[-1], CHANGED_ROUND_TRIP * middle) or (
             max(latest) < min(past[0], middle / CHANGED_ROUND_TRIP)
         ):
+            self.changes += 1
             for _ in past:
                 trips.popleft()
 
@@ -267,6 +274,7 @@ class _Overhead:
     """
 
     def __init__(self) -> None:
+        self.changes = 0
         self._windows: deque[_Cost] = deque(maxlen=COST_WINDOWS)
         self._open_seconds = 0.0
         self._open_messages = 0.0
@@ -302,6 +310,7 @@ class _Overhead:
         middle = statistics.median(before)
         bound = max(CHANGED_COST, 2 * statistics.pstdev(before))
         if min(after) > middle + bound or max(after) < middle - bound:
+            self.changes += 1
             self._windows.clear()
             self._windows.extend(latest)
 

@@ -49,11 +49,18 @@ PRIOR_SPREAD = 0.1
 
 
 class Recent:
-    """The last samples of a positive quantity, without those from before a change."""
+    """The last samples of a positive quantity, without those from before a change.
 
-    __slots__ = ("_logs",)
+    Attributes
+    ----------
+    changes
+        So many there were since the start.
+    """
+
+    __slots__ = ("changes", "_logs")
 
     def __init__(self) -> None:
+        self.changes = 0
         self._logs: deque[float] = deque(maxlen=WINDOWS)
 
     def add(self, value: float) -> None:
@@ -67,6 +74,7 @@ class Recent:
         above, below = min(one, two, three) - middle, middle - max(one, two, three)
         change = max(above, below)
         if change > LEAST_CHANGE and change > CHANGE_SPREADS * _spread(past, middle):
+            self.changes += 1
             for _ in past:
                 logs.popleft()
 
@@ -169,6 +177,11 @@ class RateMeter:
     def estimate(self) -> Optional[Estimate]:
         """Return bytes per second, or None before the first window."""
         return self._rates.estimate()
+
+    @property
+    def changes(self) -> int:
+        """Sudden changes of the rate since the start."""
+        return self._rates.changes
 
     def highest(self) -> Optional[float]:
         """Return the bytes per second of the best window: what a message finds that meets nobody."""

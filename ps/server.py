@@ -130,7 +130,7 @@ class Server:
             if self._lane.socket in ready:
                 self._receive(now)
             self._send(now)
-            if now >= self._next_check:
+            if now >= self._next_check or self._traffic.due(now):
                 self._next_check = now + CHECK_SECONDS
                 self._check(now)
 

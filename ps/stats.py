@@ -71,6 +71,7 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     # workers: training
     steps: int = 0  #: training steps that ended in the window
     step_seconds: Optional[float] = None  #: median duration of those steps
+    overdue_seconds: Optional[float] = None  #: how long the step in progress has lasted, where that is far too long
     forward_seconds: Optional[float] = None  #: median, computation alone: without waiting for sums
     backward_seconds: Optional[float] = None  #: median
     layers: Annotated[tuple[LayerGroup, ...], msgspec.Meta(max_length=MAX_LAYERS)] = ()  #: in forward order

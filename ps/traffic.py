@@ -20,6 +20,11 @@ from ps.transfer import SPAN_COST, Message, Transfer
 
 __all__ = ["Traffic"]
 
+#: The CPU time is looked at so often, and once a step while windows are short.
+LOOK_SECONDS = 0.1
+#: A step that is overdue waits for the network if so many messages come and go meanwhile.
+OVERDUE_MESSAGES = 16
+
 
 class Traffic:
     """Links, counters and the configuration that both go by.
@@ -37,7 +42,9 @@ class Traffic:
     def __init__(self, settings: Settings, peers: Iterable[int], bounded_skew: bool, now: float) -> None:
         self._settings = settings
         self.config = settings.config
-        self.counters = Counters(settings.role, -1, settings.num_workers, settings.num_servers, now)
+        self.counters = Counters(
+            settings.role, -1, settings.num_workers, settings.num_servers, now, settings.window_seconds
+        )
         self.messages_received = 0
         self.spans_received = 0
         self.bytes_received = 0
@@ -47,9 +54,10 @@ class Traffic:
         self._thread_seconds = time.thread_time()
         self._handled_messages = 0.0
         self._handled_bytes = 0
+        self._changes = 0  # of estimates, as far as they were told
+        self._looked_at, self._looked_at_step = now, 0  # when the CPU time was looked at
+        self._overdue_since = -1, 0  # the step that is overdue, and the messages until then
         self._observed: Optional[Observation] = None
-        self._window_seconds = settings.window_seconds
-        self._window_ends = now + settings.window_seconds
 
     def configure(self, config: CommConfig) -> None:
         """Use ``config`` for what is cut and sent from now on."""
@@ -108,11 +116,33 @@ class Traffic:
         """
         return self._links.links[peer].resume(expected, asks, now)
 
+    def due(self, now: float) -> bool:
+        """Return whether :meth:`report` has something to tell, or to look at, before its next turn."""
+        if self._estimator.changes != self._changes:
+            self._changes = self._estimator.changes
+            self.counters.attention.changed()
+        if now >= self.counters.overdue_at:
+            self._wait_for_traffic(now)
+        attention = self.counters.attention
+        steps = self.counters.total_steps - self._looked_at_step
+        look = now - self._looked_at >= LOOK_SECONDS or (attention.close and steps > 0)
+        return look or attention.due(now)
+
+    def _wait_for_traffic(self, now: float) -> None:
+        """A step is overdue; only where messages keep coming and going it is the network that it waits for."""
+        step, count = self.counters.total_steps, self._links.messages_sent + self.messages_received
+        if self._overdue_since[0] != step:
+            self._overdue_since = step, count
+        elif count - self._overdue_since[1] >= OVERDUE_MESSAGES:
+            self.counters.overdue(now)
+
     def report(self, now: float) -> Optional[Observation]:
         """Return what was seen in the window if it has ended, else None.
 
-        To be called on the sending thread, several times in a window: that is how often its CPU time is looked at.
+        To be called on the sending thread several times in a window, and when :meth:`due` says so: that is how often
+        its CPU time is looked at.
         """
+        self._looked_at, self._looked_at_step = now, self.counters.total_steps
         seconds = time.thread_time()
         messages = self._links.messages_sent + self.messages_received
         handled_messages = messages + SPAN_COST * (self._links.spans_sent + self.spans_received - messages)
@@ -124,9 +154,8 @@ class Traffic:
         )
         self._thread_seconds = seconds
         self._handled_messages, self._handled_bytes = handled_messages, handled_bytes
-        if now < self._window_ends:
+        if not self.counters.attention.due(now):
             return None
-        self._window_ends = now + self._window_seconds
         self._observed = self.counters.observation(
             now, self._links, self._estimator.estimates(), self.bytes_received, seconds, time.process_time()
         )

@@ -42,7 +42,8 @@ class TuningThread:
         self._tuning = tuning
         self._posted: collections.deque[Callable[[], None]] = collections.deque(maxlen=MAX_POSTED)
         self._decided: collections.deque[CommConfig] = collections.deque()
-        self._stopped = threading.Event()
+        self._posting = threading.Event()  # set when something was posted
+        self._stopped = False
         self._turn_began: Optional[float] = None
         self._thread = threading.Thread(target=self._run, name="autobyte-tuning", daemon=True)
 
@@ -52,15 +53,24 @@ class TuningThread:
 
     def observe(self, observation: Observation, now: float) -> None:
         """A node has reported what it saw."""
-        self._posted.append(lambda: self._tuning.observe(observation, now))
+        self._post(lambda: self._tuning.observe(observation, now))
 
     def confirmed(self, role: Role, rank: int, epoch: int) -> None:
         """A node uses the configuration of ``epoch``."""
-        self._posted.append(lambda: self._tuning.confirmed(role, rank, epoch))
+        self._post(lambda: self._tuning.confirmed(role, rank, epoch))
 
     def gone(self, role: Role, rank: int) -> None:
         """A node has left or was lost."""
-        self._posted.append(lambda: self._tuning.gone(role, rank))
+        self._post(lambda: self._tuning.gone(role, rank))
+
+    def _post(self, posted: Callable[[], None]) -> None:
+        self._posted.append(posted)
+        self._posting.set()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a decision may come at any moment."""
+        return self._turn_began is not None or self._posting.is_set()
 
     def take(self) -> Optional[CommConfig]:
         """Return the next configuration that was decided; None where there is none."""
@@ -75,14 +85,17 @@ class TuningThread:
 
     def stop(self, wait_seconds: float) -> None:
         """End the thread; wait for it, but not longer than ``wait_seconds``."""
-        self._stopped.set()
+        self._stopped = True
+        self._posting.set()
         if self._thread.is_alive():
             self._thread.join(wait_seconds)
 
     def _run(self) -> None:
         try:
-            while not self._stopped.wait(TURN_SECONDS):
+            while not self._stopped:
+                self._posting.wait(TURN_SECONDS)
                 self._turn_began = time.monotonic()
+                self._posting.clear()
                 while self._posted:
                     self._posted.popleft()()
                 config = self._tuning.step(time.monotonic())

@@ -35,7 +35,8 @@ log = logging.getLogger("autobyte.tuning")
 
 #: Nodes have so long to confirm a configuration before they are named, and the tuner is asked again.
 CONFIRM_SECONDS = 5.0
-#: The tuner is asked for a proposal this often at most.
+#: The tuner is asked for a proposal when all workers have reported again, and after so long if some do not. So long it
+#: is left alone after a refusal.
 PROPOSE_SECONDS = 0.5
 MAX_REFUSALS = 10
 #: Steps and windows per worker before a speedup is reported.
@@ -95,8 +96,9 @@ class Tuning:
         self._counts = {Role.WORKER: num_workers, Role.SERVER: num_servers}
         self._events = events
         self._began: Optional[float] = None
-        self._ask_at = -math.inf
+        self._ask_at = self._rest_until = -math.inf
         self._waiting: list[Observation] = []
+        self._heard: set[int] = set()  # workers that have reported since the tuner was asked
         self._refusals = 0
         # of the last switch
         self._switched_at = 0.0
@@ -116,6 +118,8 @@ class Tuning:
             self._meter.add(observation)
             if self._tuner is not None and len(self._waiting) < MAX_WAITING * sum(self._counts.values()):
                 self._waiting.append(observation)
+                if observation.role is Role.WORKER:
+                    self._heard.add(observation.rank)
 
     def confirmed(self, role: Role, rank: int, epoch: int) -> None:
         """A node uses the configuration of ``epoch``."""
@@ -131,8 +135,11 @@ class Tuning:
         """Let time pass; return the configuration to be broadcast, if it changes now."""
         self._begin(now)
         self._report_speedup(now)
-        if self._is_waiting_for_nodes(now) or self._tuner is None or now < self._ask_at:
+        if self._is_waiting_for_nodes(now) or self._tuner is None:
             return None
+        if now < (self._ask_at if len(self._heard) < self._counts[Role.WORKER] else self._rest_until):
+            return None
+        self._heard.clear()
         self._ask_at = now + PROPOSE_SECONDS
         proposal = self._ask(self._tuner, now)
         return None if proposal is None else self._accept(proposal, now)
@@ -168,6 +175,7 @@ class Tuning:
         self._before = self._meter.time(min_steps=1, min_windows=1)
         self._meter = StepMeter()
         self._waiting.clear()
+        self._heard.clear()
         self.config = config
         self._switched_at = now
         self._unconfirmed = set(self._nodes)
@@ -194,6 +202,7 @@ class Tuning:
     def _refuse(self, reason: str, now: float) -> None:
         self._events(Refused(**self._stamp(now), reason=reason))
         self._refusals += 1
+        self._rest_until = now + PROPOSE_SECONDS
         if self._refusals == MAX_REFUSALS:
             self._retire(f"{MAX_REFUSALS} refused proposals in a row", now)
 

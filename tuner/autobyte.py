@@ -29,12 +29,13 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
+from ps.attention import OVERDUE
 from ps.config import CommConfig
 from ps.stats import Observation
 from tuner.belief import Array, Belief
-from tuner.caution import Refusals, is_smaller, within_one_step_down
+from tuner.caution import Refusals, is_smaller, within_reach
 from tuner.change import NETWORK, STEP, Watch
-from tuner.choice import Choice, Setting
+from tuner.choice import Choice, Setting, certain_gains
 from tuner.interface import Proposal, Tuner
 from tuner.knowledge import MAX_SAMPLES, Knowledge, doubted
 from tuner.predictor import Predictor, RulePredictor, Sample
@@ -48,14 +49,14 @@ from tuner.trial import MOST_ROUNDS, VERDICT_ROUNDS, Outcome, Trial, Verdict
 
 __all__ = ["AutoByteTuner"]
 
-#: Conditions that have changed less than so many rounds ago are not settled: what is measured may be partly of before
-#: the change, and is doubted by so much.
-SETTLED_ROUNDS = 2
-UNSETTLED_DOUBT = 0.08
+#: An estimate that jumps within so many rounds after the step time has only followed the same change.
+SAME_CHANGE_ROUNDS = 3
 #: So many first rounds with steps are not looked at: the first steps of a job are like no others.
 SKIPPED_ROUNDS = 1
 #: Nothing smaller is tried before rounds were compared so many times.
 LEAST_COMPARED = 2
+#: A step that does not end is fled from at most once in so many seconds: it may have had reasons of its own.
+FLEE_SECONDS = 20.0
 #: What a trial has to promise doubles with each one in a row that gains less than this, so many times at most.
 FUTILE_GAIN = 0.01
 MAX_DOUBLINGS = 5
@@ -68,9 +69,6 @@ TIMED_ROUNDS = 10
 LEAST_NOISE = 0.005
 #: What was measured before a change is doubted by this part of the change (of the logarithm).
 DOUBT = 0.5
-#: The steps before and after a trial that was taken back may differ by so many times their noise, and by this.
-MOST_DRIFTS = 3.0
-LEAST_DRIFT = 0.02
 #: Exploration begins after so many rounds in which nothing changed, and when rounds were compared so many times.
 EXPLORING_ROUNDS = 4
 EXPLORING_COMPARED = 5
@@ -123,7 +121,10 @@ class AutoByteTuner(Tuner):
         self._taken_back: Optional[tuple[Trial, StepTime]] = None  # and not learned from yet
         self._change = ""  # what has changed since the last proposal
         self._mixed = False  # whether the first round may be partly of before a change
+        self._after = False  # whether the rounds began with a change of the step time
         self._retreat = False
+        self._overdue = False  # whether a step lasts far too long, under something smaller than the start's
+        self._flee_at = -math.inf  # not before
         self._check = False  # whether the start's configuration is to be tried
         self._resume: Optional[CommConfig] = None  # what an earlier run of the job has ended with
         self._futile = 0  # trials in a row that brought nothing
@@ -134,9 +135,12 @@ class AutoByteTuner(Tuner):
     def observe(self, observations: Sequence[Observation]) -> None:
         for closed in self._collecting.add(observations):
             self._take(closed)
+        self._overdue = is_smaller(self._config, self._start) and any(seen.overdue_seconds for seen in observations)
 
     def propose(self, now: float) -> Optional[Proposal]:
         self._purse.fill(now)
+        if self._overdue and now >= self._flee_at:
+            return self._flee(now)
         if self._trial is not None:
             return self._give_up(self._trial) if self._void else self._judge(self._trial, now)
         situation, present = self._situation(), self._time()
@@ -148,7 +152,8 @@ class AutoByteTuner(Tuner):
         if self._taken_back is not None:
             if len(self._rounds) < VERDICT_ROUNDS:
                 return None
-            self._learn_from_loss(*self._taken_back, present)
+            self._knowledge.learn_from_loss(*self._taken_back, present)
+            self._taken_back = None
         return self._search(situation, present, now)
 
     # -------------------------------------------------------------------------------- what is known
@@ -161,14 +166,17 @@ class AutoByteTuner(Tuner):
             self._to_skip -= bool(closed.steps)
             return
         self._heard = True
+        if self._mixed and closed.steps:
+            self._rounds.clear()
+            self._mixed = False
         self._rounds.append(closed)
         del self._rounds[:-TIMED_ROUNDS]
-        self._refusals.pass_round()
-        changed = self._watch.add(situation, self._scatter.noise(1))
-        if NETWORK & changed.keys():
+        self._refusals.pass_time(closed.seconds)
+        changed = self._watch.add(situation, self._scatter.noise(closed.steps))
+        if NETWORK & changed.keys() or abs(math.log(changed.get(STEP, 1.0))) > math.log(RETREAT_FACTOR):
             self._scatter.restart()
         if situation.step_seconds:
-            self._scatter.add(situation.step_seconds)
+            self._scatter.add(situation.step_seconds, closed.steps)
         if changed:
             self._reopen(changed, closed)
 
@@ -185,8 +193,10 @@ class AutoByteTuner(Tuner):
         else:
             network = network or changed.keys() != {STEP}
             self._taken_back = None
-            self._rounds = [closed]
-            self._mixed = True
+            if STEP in changed or not (self._after and len(self._rounds) <= SAME_CHANGE_ROUNDS):
+                self._rounds = [closed]
+                self._mixed = True
+                self._after = STEP in changed
         if network:
             self._refusals.forget()
             self._purse.cancel()
@@ -206,51 +216,54 @@ class AutoByteTuner(Tuner):
         time = meter.time(min_steps=1, min_windows=0)
         if time is None:
             return None
-        time = StepTime(time.seconds, max(time.noise, self._scatter.noise(len(self._rounds))))
-        return doubted(time, UNSETTLED_DOUBT if self._unsettled else LEAST_NOISE)
+        time = StepTime(time.seconds, max(time.noise, self._scatter.noise(self._steps)))
+        return doubted(time, LEAST_NOISE)
 
     @property
-    def _settled(self) -> bool:
-        return len(self._rounds) >= SETTLED_ROUNDS
+    def _steps(self) -> int:
+        """Under the configuration in force, since conditions changed."""
+        return sum(closed.steps for closed in self._rounds)
 
     @property
-    def _unsettled(self) -> bool:
-        """Whether steps may be partly of before a change."""
-        return self._mixed and not self._settled
+    def _most_exact(self) -> float:
+        """The noise that steps still have in a trial that lasts as long as one may."""
+        return self._scatter.noise(MOST_ROUNDS * self._rounds[-1].steps if self._rounds else MOST_ROUNDS)
 
-    def _setting(self, situation: Situation, present: StepTime) -> Setting:
+    def _setting(self, belief: Belief, situation: Situation, present: StepTime) -> Setting:
         return Setting(
             present=self._config,
-            allowed=self._allowed(situation, present),
-            noise=math.hypot(self._scatter.noise(len(self._rounds)), self._scatter.noise(MOST_ROUNDS)),
+            allowed=self._allowed(belief, situation, present),
+            noise=math.hypot(self._scatter.noise(self._steps), self._most_exact),
             demand=2.0 ** min(self._futile, MAX_DOUBLINGS),
-            settled=self._settled,
             step_seconds=present.seconds,
             purse_seconds=self._purse.seconds,
         )
 
-    def _allowed(self, situation: Situation, present: StepTime) -> Array:
+    def _allowed(self, belief: Belief, situation: Situation, present: StepTime) -> Array:
         """Return whether each candidate may be tried now."""
         known = self._knowledge.exact(situation, present)
-        down = self._settled and self._scatter.rounds >= LEAST_COMPARED
+        down = self._scatter.rounds >= LEAST_COMPARED
 
-        def allowed(candidate: CommConfig) -> bool:
+        def allowed(candidate: CommConfig, certain: bool) -> bool:
             if candidate in (self._config, self._start):
                 return True
             if not self._refusals.allow(candidate, measured=candidate in known):
                 return False
-            within = within_one_step_down(candidate, self._config)
+            within = within_reach(candidate, self._config, self._start, certain)
             return candidate in known or (within and (down or not is_smaller(candidate, self._config)))
 
-        return np.array([allowed(candidate) for candidate in self._choice.candidates])
+        certain = certain_gains(belief)
+        return np.array([allowed(*each) for each in zip(self._choice.candidates, certain)])
 
     # ------------------------------------------------------------------------------------ the search
 
     def _search(self, situation: Situation, present: StepTime, now: float) -> Optional[Proposal]:
         if len(self._rounds) >= NOTED_ROUNDS:
             self._knowledge.note(situation, present)
+        if self._mixed:  # whatever is predicted now is partly of before the change
+            return self._go_up() if self._retreat else None
         belief = self._knowledge.belief(situation, present)
-        setting = self._setting(situation, present)
+        setting = self._setting(belief, situation, present)
         best = self._choice.probable(belief, setting) if self._purse.open else None
         if best is not None:
             self._retreat, self._resume = False, None
@@ -261,7 +274,7 @@ class AutoByteTuner(Tuner):
             return None
         if self._resume is not None:
             return self._go_on(belief, situation, present, now)
-        if self._check and self._settled:
+        if self._check:
             self._check = False
             start = self._choice.start(belief, setting)
             if start is not None:
@@ -286,7 +299,7 @@ class AutoByteTuner(Tuner):
     ) -> Proposal:
         config, gain, spread = self._choice.candidates[index], float(belief.mean[index]), float(belief.deviation[index])
         safe = config == self._start
-        self._trial = Trial(self._config, config, present, situation, gain, spread, now, self._unsettled, safe)
+        self._trial = Trial(self._config, config, present, situation, gain, spread, now, safe)
         self._void = False
         return self._put_in_force(config, f"{why}gain {gain:+.1%} ± {spread:.1%} expected", gain)
 
@@ -297,6 +310,16 @@ class AutoByteTuner(Tuner):
             credit_bytes=max(self._config.credit_bytes, self._start.credit_bytes),
         )
         return self._put_in_force(config, "back up before more is known")
+
+    def _flee(self, now: float) -> Proposal:
+        """Do not even wait for the end of the step."""
+        self._flee_at = now + FLEE_SECONDS
+        if self._trial is not None:
+            self._refusals.put_off(self._trial.config, self._trial.before)
+            self._trial, self._void = None, False
+        proposal = self._go_up()
+        self._knowledge.doubt(math.log(OVERDUE))
+        return proposal
 
     def _put_in_force(self, config: CommConfig, why: str, predicted: Optional[float] = None) -> Proposal:
         self._knowledge.keep(self._config, self._time())
@@ -317,9 +340,8 @@ class AutoByteTuner(Tuner):
     # ----------------------------------------------------------------------------------- the verdict
 
     def _judge(self, trial: Trial, now: float) -> Optional[Proposal]:
-        steps = sum(closed.steps for closed in self._rounds)
-        after = self._time()
-        verdict = trial.verdict(after, len(self._rounds), steps, now, self._scatter.noise(MOST_ROUNDS))
+        after, steps = self._time(), self._steps
+        verdict = trial.verdict(after, len(self._rounds), steps, now, self._most_exact)
         if verdict is None:
             return None
         self._trial = None
@@ -329,7 +351,7 @@ class AutoByteTuner(Tuner):
         if not trial.smaller and (verdict.gain or 0.0) < -MOST_LOSS and is_smaller(trial.before, self._start):
             self._check = True
             return self._put_in_force(self._start, f"too slow for what is larger, the trial is void: {verdict.text}")
-        self._futile += not trial.doubtful
+        self._futile += 1
         self._purse.pay(0.0 if after is None else max(0.0, after.seconds - trial.time.seconds) * steps)
         if trial.smaller:
             self._refusals.refuse(trial.config, trial.before)
@@ -338,11 +360,10 @@ class AutoByteTuner(Tuner):
 
     def _keep(self, trial: Trial, verdict: Verdict) -> Proposal:
         gain = verdict.gain or 0.0
-        if not trial.doubtful:
-            self._learn(trial, gain, verdict.noise)
+        self._knowledge.learn_from(trial, gain, verdict.noise)
         if gain > FUTILE_GAIN:
             self._futile = 0
-        elif not trial.doubtful:
+        else:
             self._futile += 1
         if gain > 2 * verdict.noise:
             self._purse.earn(gain)
@@ -362,21 +383,6 @@ class AutoByteTuner(Tuner):
         self._rounds = self._rounds[-1:]
         self._mixed = True
         return Proposal(config=self._config, reason=f"{self._change}: the trial is void, what is larger stays")
-
-    def _learn_from_loss(self, trial: Trial, tried: StepTime, present: StepTime) -> None:
-        """Compare a trial that was taken back with the steps before it and after it, and learn if those are alike."""
-        self._taken_back = None
-        drift = math.log(present.speedup_over(trial.time))
-        noise = math.hypot(tried.noise, present.noise)
-        gain = math.log(tried.speedup_over(present))
-        if trial.doubtful:
-            self._learn(trial, gain, noise)
-        elif abs(drift) < max(LEAST_DRIFT, MOST_DRIFTS * math.hypot(present.noise, trial.time.noise)):
-            self._learn(trial, gain + drift / 2, noise + abs(drift) / 2)
-
-    def _learn(self, trial: Trial, gain: float, noise: float) -> None:
-        sample = Sample(trial.situation, trial.config, gain, noise)
-        self._knowledge.learn(sample, trial.predicted, trial.spread)
 
     # --------------------------------------------------------------------------------- over a restart
 

@@ -17,17 +17,19 @@ from typing import NamedTuple
 from ps.config import CommConfig
 from tuner.space import MAX_SEARCHED_CREDIT_BYTES, MAX_SEARCHED_PARTITION_BYTES
 
-__all__ = ["Refusals", "is_smaller", "powers_below", "within_one_step_down", "within_two_steps_up"]
+__all__ = ["Refusals", "is_smaller", "powers_below", "within_reach", "within_two_steps_up"]
 
 #: Down by this factor at most.
 DOWN_FACTOR = 2
+#: P is not made smaller than the start's by more powers of two: where messages suddenly are dear, one step is ruin.
+DEEPEST = 2
 #: Up by this factor at most, where a gain is not probable but possible.
 UP_FACTOR = 4
-#: What was refused is left alone for so many rounds, doubled with each refusal so many times at most.
-REFUSED_ROUNDS = 20
+#: What was refused is left alone for so many seconds, doubled with each refusal so many times at most.
+REFUSED_SECONDS = 20.0
 MAX_DOUBLINGS = 6
-#: What was on trial when conditions changed is put off for so many rounds, doubled with each time in a row.
-VOID_ROUNDS = 4
+#: What was on trial when conditions changed is put off for so many seconds, doubled with each time in a row.
+VOID_SECONDS = 4.0
 
 
 def powers_below(candidate: CommConfig, other: CommConfig) -> float:
@@ -40,14 +42,19 @@ def is_smaller(candidate: CommConfig, other: CommConfig) -> bool:
     return _partition(candidate) < _partition(other) or _credit(candidate) < _credit(other)
 
 
-def within_one_step_down(candidate: CommConfig, present: CommConfig) -> bool:
+def within_reach(candidate: CommConfig, present: CommConfig, start: CommConfig, certain: bool = False) -> bool:
     """Return whether neither P nor C is smaller than half of the present ones, nor P smaller while C is larger.
+
+    Where a large gain is ``certain``: than a quarter. P is never less than a quarter of the ``start``'s.
 
     Of the latter nobody could tell what was to blame if it fails. No slicing at all is one step above the largest P
     and C that are searched.
     """
     partition, credit = _partition(candidate), _credit(candidate)
-    near = partition * DOWN_FACTOR >= _partition(present) and credit * DOWN_FACTOR >= _credit(present)
+    if powers_below(candidate, start) > DEEPEST:
+        return False
+    factor = DOWN_FACTOR ** (2 if certain else 1)
+    near = partition * factor >= _partition(present) and credit * factor >= _credit(present)
     return near and (partition >= _partition(present) or credit <= _credit(present))
 
 
@@ -68,7 +75,7 @@ def within_two_steps_up(candidate: CommConfig, present: CommConfig) -> bool:
 class _Refused(NamedTuple):
     partition_bytes: int
     credit_bytes: float  # infinite where P alone was too small
-    until: int  # round
+    until: float  # seconds
     judged: bool  # else put off
 
 
@@ -86,29 +93,29 @@ class Refusals:
 
     def __init__(self) -> None:
         self._refused: list[_Refused] = []
-        self._round = 0
+        self._seconds = 0.0
         self._in_a_row = 0
         self._void = 0
 
-    def pass_round(self) -> None:
-        """A round has passed."""
-        self._round += 1
-        self._refused = [refused for refused in self._refused if refused.until > self._round]
+    def pass_time(self, seconds: float) -> None:
+        """So much time has passed."""
+        self._seconds += seconds
+        self._refused = [refused for refused in self._refused if refused.until > self._seconds]
 
     def refuse(self, config: CommConfig, before: CommConfig) -> None:
         """``config`` was smaller than what was in force before it, and no gain."""
-        rounds = REFUSED_ROUNDS * 2 ** min(self._in_a_row, MAX_DOUBLINGS)
+        seconds = REFUSED_SECONDS * 2 ** min(self._in_a_row, MAX_DOUBLINGS)
         self._in_a_row += 1
-        self._leave_alone(config, before, rounds, judged=True)
+        self._leave_alone(config, before, seconds, judged=True)
 
     def put_off(self, config: CommConfig, before: CommConfig) -> None:
         """Conditions have changed during a trial of ``config``: where they do so all the time nothing can be tried."""
-        self._leave_alone(config, before, VOID_ROUNDS * 2 ** min(self._void, MAX_DOUBLINGS), judged=False)
+        self._leave_alone(config, before, VOID_SECONDS * 2 ** min(self._void, MAX_DOUBLINGS), judged=False)
         self._void += 1
 
-    def _leave_alone(self, config: CommConfig, before: CommConfig, rounds: int, judged: bool) -> None:
+    def _leave_alone(self, config: CommConfig, before: CommConfig, seconds: float, judged: bool) -> None:
         credit_bytes = math.inf if config.partition_bytes < before.partition_bytes else float(config.credit_bytes)
-        self._refused.append(_Refused(config.partition_bytes, credit_bytes, self._round + rounds, judged))
+        self._refused.append(_Refused(config.partition_bytes, credit_bytes, self._seconds + seconds, judged))
 
     def judged(self) -> None:
         """A trial has ended with a verdict."""

@@ -10,39 +10,46 @@ import math
 from typing import NamedTuple, Optional
 
 import numpy as np
+import numpy.typing as npt
 
 from ps.config import CommConfig
 from tuner.belief import Array, Belief, expected_gain
 from tuner.caution import is_smaller, powers_below, within_two_steps_up
 from tuner.space import candidates, size_key
 
-__all__ = ["Choice", "Setting"]
+__all__ = ["Choice", "Setting", "certain_gains"]
 
 #: Probable is the mean less so many deviations. A wrong trial is taken back: to ask for more is to wait for too long.
 DEVIATIONS = 0.3
 #: A smaller P needs more.
 DOWN_DEVIATIONS = 0.5
-#: A switch needs a probable gain of so much, and this much more while what is known is partly of before a change.
+#: A switch needs a probable gain of so much.
 THRESHOLD = 0.01
-UNSETTLED = 0.05
-#: Gains that differ by less are a tie; before what is known has settled, estimates are still on their way.
+#: Gains that differ by less are a tie.
 TIE = 0.005
-UNSETTLED_TIE = 0.05
+#: A large gain that is certain: so much, so many deviations below the mean.
+CERTAIN_GAIN = 0.05
+CERTAIN_DEVIATIONS = 2.0
 #: No gain is looked for that is not so many times the noise of a comparison; for what is only possible, more.
 RESOLVED = 1.5
 EXPLORED = 2.0
 EXPLORED_DOWN = 3.0
 #: Each power of two by which P is smaller than the start's has to be worth so much, and what can be told at all: if
 #: messages suddenly cost more, the next steps are ruined.
-FEAR = 0.02
+FEAR = 0.01
 #: A trial is worth it when the expected gain, were it kept if it is one, is above this ...
 LEAST_PROMISE = 0.003
 #: ... and is not likely to lose more than this (one deviation below the mean).
 MOST_RISK = math.log(1.06)
-#: A trial that loses is over after about so many rounds.
-TRIAL_ROUNDS = 3
+#: A trial that loses is over after about so many steps.
+TRIAL_STEPS = 8
 #: After a change the start's configuration is tried where this gain is possible (one deviation above the mean).
 CHECKED_GAIN = 0.03
+
+
+def certain_gains(belief: Belief) -> npt.NDArray[np.bool_]:
+    """Return of each candidate whether it gains much for certain."""
+    return np.asarray(belief.mean - CERTAIN_DEVIATIONS * belief.deviation > CERTAIN_GAIN)
 
 
 class Setting(NamedTuple):
@@ -52,7 +59,6 @@ class Setting(NamedTuple):
     allowed: Array  #: whether each candidate may be tried
     noise: float  #: of a comparison of the steps so far with those of a long trial
     demand: float  #: how many times more than usual a trial has to promise
-    settled: bool
     step_seconds: float
     purse_seconds: float
 
@@ -83,11 +89,12 @@ class Choice:
         gains = belief.mean - deviations - self._below * max(FEAR, setting.noise)
         present = gains[self.candidates.index(setting.present)]
         gains = np.where(setting.allowed, gains, -np.inf)
-        tie = TIE if setting.settled else UNSETTLED_TIE
-        tied = [index for index, gain in enumerate(gains) if gain >= gains.max() - tie]
+        tied = [index for index, gain in enumerate(gains) if gain >= gains.max() - TIE]
         best = max(tied, key=lambda index: size_key(self.candidates[index]))
-        threshold = THRESHOLD * setting.demand + (0.0 if setting.settled else UNSETTLED)
-        enough = gains[best] - present > threshold and (belief.mean - deviations)[best] > RESOLVED * setting.noise
+        enough = (
+            gains[best] - present > THRESHOLD * setting.demand
+            and (belief.mean - deviations)[best] > RESOLVED * setting.noise
+        )
         return best if enough else None
 
     def start(self, belief: Belief, setting: Setting) -> Optional[int]:
@@ -104,7 +111,7 @@ class Choice:
         def promise(index: int) -> float:
             mean, deviation = float(belief.mean[index]), float(belief.deviation[index])
             told = EXPLORED_DOWN if is_smaller(self.candidates[index], setting.present) else EXPLORED
-            lost_seconds = max(0.0, deviation - mean) * TRIAL_ROUNDS * max(1.0, setting.step_seconds)
+            lost_seconds = max(0.0, deviation - mean) * TRIAL_STEPS * setting.step_seconds
             if (
                 not setting.allowed[index]
                 or not within_two_steps_up(self.candidates[index], setting.present)

@@ -21,6 +21,7 @@ from tuner.profiles import zoo
 from tuner.refinement import Refinement
 from tuner.report import plot_speedups, plot_steps, summary, table
 from tuner.suite import SUITE
+from tuner.thinking import Thinking
 from tuner.trace import WINDOW_SECONDS
 
 __all__ = ["main"]
@@ -98,12 +99,14 @@ def evaluate_command(
 
 
 def _play(case: Case, window_seconds: float, closed_form: bool, plots: Optional[Path]) -> Row:
+    thinking = Thinking()
+
     def autobyte(config: CommConfig) -> AutoByteTuner:
         if closed_form:
             return AutoByteTuner(config, RulePredictor())
-        return AutoByteTuner(config, predictor(), Refinement())
+        return AutoByteTuner(config, predictor(), Refinement(thinking.simulate))
 
-    evaluated = evaluate(case, autobyte, window_seconds)
+    evaluated = evaluate(case, autobyte, window_seconds, thinking)
     if plots is not None:
         plots.mkdir(parents=True, exist_ok=True)
         name = f"{case.trace}-{case.model}-{case.num_workers}x{case.num_servers}-{case.seed}.png"

@@ -38,6 +38,7 @@ from tuner.profiles import load
 from tuner.rule import RuleTuner
 from tuner.space import UNSLICED, candidates
 from tuner.suite import balanced, build
+from tuner.thinking import Thinking
 from tuner.trace import WINDOW_SECONDS, Phase, Played, StepTimes, Trace, play
 
 __all__ = ["Case", "Evaluated", "Row", "evaluate"]
@@ -124,13 +125,20 @@ class Evaluated(NamedTuple):
     default: Array
 
 
-def evaluate(case: Case, autobyte: Callable[[CommConfig], Tuner], window_seconds: float = WINDOW_SECONDS) -> Evaluated:
+def evaluate(
+    case: Case,
+    autobyte: Callable[[CommConfig], Tuner],
+    window_seconds: float = WINDOW_SECONDS,
+    thinking: Optional[Thinking] = None,
+) -> Evaluated:
     """Play one case.
 
     Parameters
     ----------
     autobyte
         Makes the tuner under test for a job that starts with a configuration.
+    thinking
+        What those tuners simulate with; None: they do not.
     """
     trace = build(case.trace, case.num_workers, case.num_servers, case.seed)
     first = trace.phases[0].conditions
@@ -142,7 +150,7 @@ def evaluate(case: Case, autobyte: Callable[[CommConfig], Tuner], window_seconds
     kept = _one_shot(trace, times, case.seed)
 
     def player(tuner: Tuner, over: Trace) -> Played:
-        return play(tuner, over, times.profile, DEFAULT, case.seed, times, window_seconds)
+        return play(tuner, over, times.profile, DEFAULT, case.seed, times, window_seconds, thinking)
 
     seconds, steps = {}, {}
     counts = np.array([phase.steps for phase in trace.phases])

@@ -20,6 +20,7 @@ from tuner.predictor import Prediction, Predictor, Sample
 from tuner.refinement import Refinement
 from tuner.situation import Situation
 from tuner.steps import StepTime
+from tuner.trial import Trial
 
 __all__ = ["Knowledge", "doubted"]
 
@@ -31,6 +32,9 @@ TRUSTED = 4.0
 MOST_TRUST = 0.5
 #: One prediction counts as off by so many spreads at most: a change may have gone unnoticed.
 MOST_MISS = 3.0
+#: The steps before and after a trial that was taken back may differ by so many times their noise, and by this.
+MOST_DRIFTS = 3.0
+LEAST_DRIFT = 0.02
 #: So many verdicts are remembered.
 MAX_SAMPLES = 32
 
@@ -111,6 +115,18 @@ class Knowledge:
         self._predictor.fine_tune([])  # else what it has learned would pass for the dearness of messages
         self._dearness.learn(self._predictor, sample)
         self._fine_tune()
+
+    def learn_from(self, trial: Trial, gain: float, noise: float) -> None:
+        """Take the gain of a trial (of the logarithm of the speedup)."""
+        self.learn(Sample(trial.situation, trial.config, gain, noise), trial.predicted, trial.spread)
+
+    def learn_from_loss(self, trial: Trial, tried: StepTime, present: StepTime) -> None:
+        """Compare a trial that was taken back with the steps before it and after it, and learn if those are alike."""
+        drift = math.log(present.speedup_over(trial.time))
+        noise = math.hypot(tried.noise, present.noise)
+        gain = math.log(tried.speedup_over(present))
+        if abs(drift) < max(LEAST_DRIFT, MOST_DRIFTS * math.hypot(present.noise, trial.time.noise)):
+            self.learn_from(trial, gain + drift / 2, noise + abs(drift) / 2)
 
     def restore(self, samples: Sequence[Sample]) -> None:
         """Begin with the verdicts of an earlier run.

@@ -1,7 +1,9 @@
-"""Windows of many nodes, put together: a round is one window of every node.
+"""Windows of many nodes, put together: a round is one window of every worker.
 
-Nodes report once per window, each at its own time. A round closes when all have reported, or when one reports again
-(others may have left, or been slow to report); so a round is about as long as a window, whatever is lost.
+Nodes report once per window, each at its own time. A round closes when all workers have reported, or when one reports
+again (others may have left, or been slow to report); so a round is about as long as a window, whatever is lost. Servers
+train no steps, so their windows stay long where those of workers are short (:mod:`ps.attention`): what each has said
+last counts, and only the first round waits for them.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ __all__ = ["Round", "Rounds"]
 
 
 class Round(NamedTuple):
-    """About one window of each node."""
+    """About one window of each worker, and the last one of each server."""
 
     observations: tuple[Observation, ...]
 
@@ -25,6 +27,11 @@ class Round(NamedTuple):
         """Median over the workers; None where no step ended."""
         known = [seen.step_seconds for seen in self.observations if seen.role is Role.WORKER and seen.step_seconds]
         return statistics.median(known) if known else None
+
+    @property
+    def seconds(self) -> float:
+        """How long the windows of workers were."""
+        return statistics.median(seen.window_seconds for seen in self.observations if seen.role is Role.WORKER)
 
     @property
     def steps(self) -> int:
@@ -36,17 +43,19 @@ class Rounds:
     """Collects observations into rounds."""
 
     def __init__(self) -> None:
-        self._open: dict[tuple[Role, int], Observation] = {}
+        self._open: dict[int, Observation] = {}  # of workers, by rank
+        self._servers: dict[int, Observation] = {}  # the last one of each
 
     def add(self, observations: Sequence[Observation]) -> list[Round]:
         """Take observations, oldest first; return the rounds that have closed."""
         closed = []
+        self._servers.update((seen.rank, seen) for seen in observations if seen.role is Role.SERVER)
         for seen in observations:
-            node = seen.role, seen.rank
-            if node in self._open:
-                closed.append(self._close())
-            self._open[node] = seen
-            if len(self._open) >= seen.num_workers + seen.num_servers:
+            if seen.role is Role.WORKER:
+                if seen.rank in self._open:
+                    closed.append(self._close())
+                self._open[seen.rank] = seen
+            if len(self._open) >= seen.num_workers and len(self._servers) >= seen.num_servers:
                 closed.append(self._close())
         return closed
 
@@ -55,6 +64,6 @@ class Rounds:
         self._open.clear()
 
     def _close(self) -> Round:
-        closed = Round(tuple(self._open.values()))
+        closed = Round((*self._open.values(), *self._servers.values()))
         self._open.clear()
         return closed

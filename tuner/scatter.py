@@ -2,15 +2,15 @@
 
 Two things make steps of the same configuration differ. Each has its own *noise*, which more steps average out. And
 their level *drifts*, as other processes take the same processors, which more steps do not. The noise is read from
-the differences of neighbouring rounds, the drift from those of neighbouring blocks of rounds: comparisons of the job
-with itself, between which nothing has changed.
+the differences of neighbouring rounds, each as exact as its number of steps allows, the drift from those of
+neighbouring blocks of rounds: comparisons of the job with itself, between which nothing has changed.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from typing import Sequence
+from typing import NamedTuple, Sequence
 
 __all__ = ["Scatter"]
 
@@ -18,8 +18,8 @@ __all__ = ["Scatter"]
 BLOCK_ROUNDS = 3
 #: So many latest differences are remembered.
 MAX_DIFFERENCES = 40
-#: The noise of a round before differences tell; it counts as one of them.
-PRIOR_NOISE = 0.01
+#: The noise of a step before differences tell; it counts as one of them.
+PRIOR_NOISE = 0.015
 #: Fewer differences are averaged; of more the median is taken, which a true change does not move.
 FEW = 5
 #: Before so many comparisons of blocks the drift is taken for as large as what noise leaves after so many rounds.
@@ -29,6 +29,13 @@ UNKNOWN_DRIFT_ROUNDS = 6
 MEDIAN_VARIANCE = math.pi / 2
 #: A normal deviation over the median of absolute values.
 DEVIATION_OF_MEDIAN = 1.4826
+
+
+class _Difference(NamedTuple):
+    """Of the medians of two blocks, which have so many steps each on average."""
+
+    value: float
+    steps: float
 
 
 class Scatter:
@@ -45,33 +52,35 @@ class Scatter:
 
     def __init__(self) -> None:
         self._logs: list[float] = []  # under the same configuration and conditions
-        self._single: list[float] = []  # differences of neighbouring rounds
-        self._blocks: list[float] = []  # and of neighbouring blocks
+        self._steps: list[int] = []  # of these rounds
+        self._single: list[float] = []  # differences of neighbouring rounds, as large as those of single steps would be
+        self._blocks: list[_Difference] = []  # of neighbouring blocks
 
     @property
     def rounds(self) -> int:
         """Comparisons of neighbouring rounds so far."""
         return len(self._single)
 
-    def add(self, seconds: float) -> None:
-        """Take the step time of the next round."""
-        logs = [*self._logs, math.log(seconds)][-2 * BLOCK_ROUNDS :]
-        self._logs = logs
+    def add(self, seconds: float, steps: int = 1) -> None:
+        """Take the median step time of the next round, which had so many steps."""
+        logs = self._logs = [*self._logs, math.log(seconds)][-2 * BLOCK_ROUNDS :]
+        counts = self._steps = [*self._steps, max(1, steps)][-2 * BLOCK_ROUNDS :]
         if len(logs) > 1:
-            self._single = [*self._single, abs(logs[-1] - logs[-2])][-MAX_DIFFERENCES:]
+            exactness = math.sqrt(2 / (1 / counts[-1] + 1 / counts[-2]))
+            self._single = [*self._single, exactness * abs(logs[-1] - logs[-2])][-MAX_DIFFERENCES:]
         if len(logs) == 2 * BLOCK_ROUNDS:
             older, newer = logs[:BLOCK_ROUNDS], logs[BLOCK_ROUNDS:]
             difference = abs(statistics.median(newer) - statistics.median(older))
-            self._blocks = [*self._blocks, difference][-MAX_DIFFERENCES:]
+            self._blocks = [*self._blocks, _Difference(difference, sum(counts) / 2)][-MAX_DIFFERENCES:]
 
     def restart(self) -> None:
         """What comes next is of another configuration, or of other conditions."""
-        self._logs = []
+        self._logs, self._steps = [], []
 
-    def noise(self, rounds: int) -> float:
-        """Return the deviation of the logarithm of the median step of so many rounds."""
+    def noise(self, steps: int) -> float:
+        """Return the deviation of the logarithm of the median of so many steps."""
         single = self._of_one()
-        return math.sqrt(single**2 * MEDIAN_VARIANCE / max(rounds, 2) + self._drift_squared(single))
+        return math.sqrt(single**2 * MEDIAN_VARIANCE / max(steps, 2) + self._drift_squared(single))
 
     def _of_one(self) -> float:
         count = len(self._single)
@@ -80,8 +89,10 @@ class Scatter:
 
     def _drift_squared(self, single: float) -> float:
         if len(self._blocks) < LEAST_BLOCKS:
-            return single**2 / UNKNOWN_DRIFT_ROUNDS
-        return max(0.0, _deviation(self._blocks) ** 2 / 2 - single**2 * MEDIAN_VARIANCE / BLOCK_ROUNDS)
+            return single**2 / UNKNOWN_DRIFT_ROUNDS / (statistics.median(self._steps) if self._steps else 1)
+        seen = _deviation([block.value for block in self._blocks]) ** 2 / 2
+        steps = statistics.median(block.steps for block in self._blocks)
+        return max(0.0, seen - single**2 * MEDIAN_VARIANCE / steps)
 
 
 def _deviation(differences: Sequence[float]) -> float:

@@ -258,6 +258,7 @@ def observations_of(
     window_seconds: float = 1.0,
     steps: Optional[int] = None,
     step_seconds: Optional[float] = None,
+    overdue_seconds: Optional[float] = None,
 ) -> list[Observation]:
     """Return what all nodes would report of a window in which steps went as in ``simulated``.
 
@@ -270,6 +271,8 @@ def observations_of(
     steps, step_seconds
         How many steps ended in the window, and their median; None: as many and as long as ``simulated`` says. Workers
         step together, so all report alike.
+    overdue_seconds
+        How long the step in progress has lasted, where that is too long.
     """
     errors = errors or EstimateErrors()
     if steps is None:
@@ -304,6 +307,7 @@ def observations_of(
             num_servers=num_servers,
             steps=steps,
             step_seconds=step_seconds,
+            overdue_seconds=overdue_seconds,
             # computation alone, as a worker tells; the simulator's has the waiting in it
             forward_seconds=profile.forward_seconds / host.speed if steps else None,
             backward_seconds=profile.backward_seconds / host.speed if steps else None,

@@ -4,10 +4,6 @@ Too small is ruinous and too large is mild, so the verdict leans: an obvious los
 above noise after :data:`VERDICT_ROUNDS`; what is smaller stays only if it is faster by more than noise, what is larger
 stays unless it is slower. A trial lasts for as long as noise hides what was expected of it, up to :data:`MOST_ROUNDS`;
 where even those could not tell, it is given up at once.
-
-The steps before are doubtful where conditions had only just changed, or have changed a little since. Then a trial has
-to show half of the gain that was expected of it; otherwise it goes back, and what comes after is compared with better
-knowledge.
 """
 
 from __future__ import annotations
@@ -64,7 +60,6 @@ class Trial(NamedTuple):
     predicted: float  #: log speedup
     spread: float
     began: float
-    doubtful: bool = False  #: whether the steps before are a poor measure, as conditions had only just changed
     safe: bool = False  #: whether it is what the job started with
 
     @property
@@ -94,12 +89,11 @@ class Trial(NamedTuple):
             return None
         if gain < -max(LEAST_LOSS, noise if self.smaller else 2 * noise):
             return back
-        if self.doubtful:
-            outcome = Outcome.KEEP if gain > self.predicted / 2 else Outcome.GO_BACK
-            return Verdict(outcome, f"{text}, against few steps", gain, noise)
         keep = Verdict(Outcome.KEEP, text, gain, noise)
         if self.smaller and gain > max(LEAST_GAIN, 2 * noise) or not self.smaller and gain - 2 * noise > -LEAST_LOSS:
             return keep
+        if self.smaller and gain < LEAST_GAIN - 2 * noise:
+            return back._replace(text=f"{text}, and smaller has to be faster")
         if math.hypot(scatter, self.time.noise) > max(0.0, self.predicted) + self.spread:
             return back._replace(text=f"{text}, and steps vary too much to tell")
         if rounds < MOST_ROUNDS:

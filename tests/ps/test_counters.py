@@ -178,3 +178,27 @@ def test_estimates_are_passed_on() -> None:
     seen = observe(worker(), 11.0, **known)
     assert {name: getattr(seen, name) for name in known} == known
     assert seen.latency_seconds is None
+
+
+def test_steps_that_have_left_their_band_are_told_without_those_before() -> None:
+    counters = worker()
+    now = 10.0
+    for seconds in (*[0.1] * 8, 0.2, 0.2):
+        counters.step_began(now)
+        now += seconds
+    counters.step_began(now)
+    assert counters.attention.due(now)
+    seen = observe(counters, now)
+    assert (seen.steps, seen.step_seconds) == (2, pytest.approx(0.2))
+
+
+def test_a_step_that_is_overdue_is_told_once() -> None:
+    counters = worker()
+    for number in range(9):
+        counters.step_began(10.0 + 0.1 * number)
+    assert counters.overdue_at == pytest.approx(11.0)
+    counters.overdue(11.0)
+    assert counters.attention.due(11.0)
+    assert observe(counters, 11.0).overdue_seconds == pytest.approx(0.2)
+    assert observe(counters, 11.1).overdue_seconds is None
+    assert counters.overdue_at == float("inf")

@@ -38,3 +38,41 @@ def test_a_host_shares_its_credit_and_a_server_has_more_where_it_answers_more(
 
 def test_unlimited_credit_stays_within_its_bound() -> None:
     assert link_credit_bytes(Role.SERVER, 4, 1, 64 << 30) == {16 << 30}
+
+
+def worker_in_steps() -> Traffic:
+    """Return a worker after twenty steps of 30 ms."""
+    settings = Settings(role=Role.WORKER, root_host="127.0.0.1", root_port=9000, num_workers=2, num_servers=1)
+    traffic = Traffic(settings, range(1), True, 0.0)
+    for step in range(21):
+        traffic.counters.step_began(0.03 * step)
+    return traffic
+
+
+def test_a_step_that_waits_for_the_network_for_too_long_is_told_before_it_ends() -> None:
+    traffic = worker_in_steps()
+    traffic.report(0.6)
+    assert not traffic.due(0.659)
+    for _ in range(16):
+        assert not traffic.due(0.662)
+        traffic.received(0, 1000, True, 0.662)
+    assert traffic.due(0.663)
+    observation = traffic.report(0.663)
+    assert observation is not None and observation.overdue_seconds == pytest.approx(0.063)
+    assert not traffic.due(0.67)  # once is enough
+
+
+def test_a_step_during_which_nothing_is_sent_has_other_reasons() -> None:
+    traffic = worker_in_steps()
+    traffic.report(0.6)
+    assert not any(traffic.due(0.6 + 0.01 * turn) for turn in range(10))
+
+
+def test_the_processor_is_looked_at_ten_times_a_second_and_once_a_step_while_windows_are_short() -> None:
+    traffic = worker_in_steps()
+    traffic.report(0.6)
+    assert traffic.counters.attention.close
+    traffic.counters.step_began(0.63)
+    assert traffic.due(0.631)
+    traffic.report(0.631)
+    assert (traffic.due(0.64), traffic.due(0.74)) == (False, True)

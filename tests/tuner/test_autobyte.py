@@ -228,17 +228,37 @@ def test_steps_that_suddenly_take_much_longer_lead_back_to_the_start_before_esti
     assert told.proposal.reason == "a step 500% of what it was: back up before more is known"
 
 
-def test_right_after_a_change_a_trial_has_to_show_half_of_the_gain() -> None:
-    """The window of the change may have been measured before it, so the steps before the trial are no good measure."""
+def test_nothing_is_tried_on_the_word_of_a_round_that_may_be_partly_of_before_a_change() -> None:
     made, predictor = host(steps({}), steps({}))
     made.run(10)
     made.job.overhead *= 2
-    made.job.seconds = steps({LARGER: 0.19}, start=0.2)
-    predictor.seconds = steps({LARGER: 0.15}, start=0.2)
-    told = made.run(20)
-    assert [one.proposal.config for one in told[:2]] == [LARGER, START]
-    assert told[1].proposal.reason == "taken back: speedup 1.053 measured, 1.333 predicted, against few steps"
-    assert made.config == LARGER
+    made.job.seconds = predictor.seconds = steps({LARGER: 0.15}, start=0.2)
+    assert made.run(1) == []
+    told = made.run(3)
+    assert (told[0].window, told[0].proposal.config) == (12, LARGER)
+    assert told[1].proposal.reason == "verified: speedup 1.333 measured, 1.333 predicted"
+
+
+def test_a_step_that_does_not_end_under_something_small_is_fled_from_at_once() -> None:
+    made, predictor = host(steps({SMALLER: 0.08}), steps({SMALLER: 0.08}))
+    made.run(15)
+    assert made.config == SMALLER
+    seen = [replace(each, steps=0, step_seconds=None, overdue_seconds=0.2) for each in made.job.window(SMALLER)]
+    made.tuner.observe(seen)
+    proposal = made.tuner.propose(15.1)
+    assert proposal is not None and proposal.config == START
+    made.config = START
+    made.job.seconds = predictor.seconds = steps({SMALLER: 0.3}, start=0.15)
+    made.run(10)
+    assert made.config == START
+
+
+def test_a_step_that_does_not_end_under_the_start_is_waited_for() -> None:
+    made, _ = host(steps({}), steps({}))
+    made.run(10)
+    seen = [replace(each, steps=0, step_seconds=None, overdue_seconds=0.2) for each in made.job.window(START)]
+    made.tuner.observe(seen)
+    assert made.tuner.propose(10.1) is None
 
 
 def test_a_trial_during_which_conditions_change_is_no_trial() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ps.config import KIB, MIB, CommConfig
-from tuner.caution import REFUSED_ROUNDS, Refusals, is_smaller, within_one_step_down
+from tuner.caution import REFUSED_SECONDS, Refusals, is_smaller, within_reach
 from tuner.space import UNSLICED
 
 pytestmark = pytest.mark.timeout(10)
@@ -32,12 +32,12 @@ START = config(512, 4)
     ],
 )
 def test_one_power_of_two_down_and_any_up(candidate: CommConfig, within: bool) -> None:
-    assert within_one_step_down(candidate, START) == within
+    assert within_reach(candidate, START, START) == within
 
 
 def test_no_slicing_is_one_step_above_the_largest() -> None:
-    assert within_one_step_down(config(8192, 64), UNSLICED)
-    assert not within_one_step_down(config(8192, 32), UNSLICED)
+    assert within_reach(config(8192, 64), UNSLICED, START)
+    assert not within_reach(config(8192, 32), UNSLICED, START)
     assert is_smaller(config(8192, 64), UNSLICED)
 
 
@@ -64,10 +64,10 @@ def test_each_refusal_in_a_row_lasts_twice_as_long_until_a_gain_or_a_change() ->
         refusals.refuse(config(256, 4), before=START)
         rounds = 0
         while not refusals.allow(config(256, 4)):
-            refusals.pass_round()
+            refusals.pass_time(1.0)
             rounds += 1
         lasted.append(rounds)
-    assert lasted == [REFUSED_ROUNDS, 2 * REFUSED_ROUNDS, 4 * REFUSED_ROUNDS]
+    assert lasted == [REFUSED_SECONDS, 2 * REFUSED_SECONDS, 4 * REFUSED_SECONDS]
     refusals.refuse(config(256, 4), before=START)
     refusals.forget()
     assert refusals.allow(config(256, 4))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Callable, Optional, Sequence
 
@@ -13,6 +12,7 @@ from msgspec.structs import replace
 
 from ps.config import KIB, MIB, CommConfig, Role
 from ps.stats import Observation
+from tuner import thinking
 from tuner.autobyte import AutoByteTuner
 from tuner.command import tune
 from tuner.conditions import Conditions
@@ -23,7 +23,9 @@ from tuner.report import summary
 from tuner.simulator import Simulated
 from tuner.static import StaticTuner
 from tuner.suite import SUITE, balanced, build
+from tuner.thinking import Thinking
 from tuner.trace import Phase, StepTimes, Trace, play
+from tuner.twin import Twin
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -95,43 +97,81 @@ def test_every_step_takes_what_its_conditions_and_configuration_say() -> None:
 
 
 def test_a_proposal_is_in_force_a_moment_later_and_what_it_brought_is_measured() -> None:
-    tuner = Scripted({2.0: FASTER})
-    played = play(tuner, trace((FAST, 60)), PROFILE, START, 1, Table(halves))
+    tuner = Scripted({5.0: FASTER})
+    played = play(tuner, trace((FAST, 90)), PROFILE, START, 1, Table(halves))
     (decision,) = played.decisions
-    assert (decision.seconds, decision.step, decision.epoch) == (2.0, 19, 1)
+    assert (decision.seconds, decision.step, decision.epoch) == (5.0, 41, 1)
     assert decision.predicted_speedup == 2.0
     assert decision.measured_speedup == pytest.approx(2.0)
-    assert played.epochs.tolist() == [0] * 19 + [1] * 41
+    assert played.epochs.tolist() == [0] * 41 + [1] * 49
     assert played.configs == (START, replace(FASTER, epoch=1))
 
 
+def test_what_the_tuner_has_simulated_meanwhile_delays_what_it_proposes() -> None:
+    class Slow(Thinking):
+        def take(self) -> float:
+            return 0.3
+
+    tuner = Scripted({5.0: FASTER})
+    played = play(tuner, trace((FAST, 90)), PROFILE, START, 1, Table(halves), thinking=Slow())
+    assert played.decisions[0].step == 43
+
+
+def test_a_simulation_takes_as_long_as_it_has_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(thinking, "simulated_seconds", lambda twin, configs: [0.1] * len(configs))
+    made, twin = Thinking(), Twin(PROFILE, FAST)
+    assert made.simulate(twin, [CommConfig(partition_bytes=4_000_000)] * 5) == [0.1] * 5
+    assert made.take() == pytest.approx(5 * 3 * 2 * 3 * thinking.PARTITION_SECONDS)
+    assert made.take() == 0.0
+
+
 def test_windows_without_the_steps_around_a_switch_are_what_a_tuner_sees() -> None:
-    tuner = Scripted({2.0: FASTER})
-    play(tuner, trace((FAST, 68)), PROFILE, START, 1, Table(halves))
-    assert [(shown[0].epoch, shown[0].steps, shown[0].step_seconds) for shown in tuner.shown] == [
-        (0, 7, 0.125),  # the eighth ends with the window
-        (0, 8, 0.125),
-        (1, 7, 0.0625),
-        (1, 16, 0.0625),
-        (1, 16, 0.0625),
-    ]
+    tuner = Scripted({5.0: FASTER})
+    play(tuner, trace((FAST, 90)), PROFILE, START, 1, Table(halves))
+    seen = [(shown[-2].epoch, shown[-2].steps, shown[-2].step_seconds) for shown in tuner.shown]
+    assert [one.role for one in tuner.shown[0]][-3:] == [Role.SERVER, Role.WORKER, Role.WORKER]
+    assert seen[:8] == [(0, 3, 0.125)] * 8  # a job that begins is of interest
+    assert seen[8:10] == [(0, 7, 0.125), (0, 8, 0.125)]  # the eighth ends with the window
+    assert seen[10:18] == [(1, 3, 0.0625)] * 8
+    assert seen[18:] == [(1, 15, 0.0625)]
 
 
 def test_a_step_that_takes_many_windows_is_reported_as_none() -> None:
     tuner = Scripted()
     play(tuner, trace((FAST, 2)), PROFILE, START, 1, Table(lambda conditions, config: 2.5))
-    assert [shown[0].steps for shown in tuner.shown] == [0, 0, 1, 0, 0]
+    assert [shown[-1].steps for shown in tuner.shown] == [0, 0, 1, 0, 0]
 
 
-def test_estimates_follow_a_change_with_a_delay() -> None:
+def test_steps_that_have_left_their_band_are_told_at_once_and_alone() -> None:
+    def seconds(conditions: Conditions, config: CommConfig) -> float:
+        return 0.125 if conditions == FAST else 0.1875
+
     tuner = Scripted()
-    play(tuner, trace((FAST, 41), (SLOW, 30)), PROFILE, START, 1, Table(halves))
-    seen = [shown[0].overhead_seconds for shown in tuner.shown]
-    values = [estimate.value * 1e6 for estimate in seen if estimate is not None]
-    assert values[:5] == pytest.approx([100] * 5)
-    assert values[5] == pytest.approx(100 * 4 ** (1 - math.exp(-1)), rel=0.01)
-    assert values[9] == pytest.approx(400, rel=0.02)
-    assert [one.role for one in tuner.shown[0]] == [Role.WORKER, Role.WORKER, Role.SERVER]
+    play(tuner, trace((FAST, 42), (SLOW, 30)), PROFILE, START, 1, Table(seconds))
+    seen = [(shown[-1].steps, shown[-1].step_seconds) for shown in tuner.shown]
+    assert seen[9:12] == [(8, 0.125), (2, 0.1875), (2, 0.1875)]  # the second as an estimate has followed
+
+
+def test_estimates_follow_a_change_as_soon_as_enough_traffic_has_shown_it() -> None:
+    tuner = Scripted()
+    played = play(tuner, trace((FAST, 41), (SLOW, 30)), PROFILE, START, 1, Table(halves))
+    changed_at = float(played.step_seconds[:41].sum())
+    seen = [(shown[-1].overhead_seconds, shown[-1].bandwidth_bytes_per_second) for shown in tuner.shown]
+    known = [(cost.value, rate.value) for cost, rate in seen if cost is not None and rate is not None]
+    assert known[0] == pytest.approx((100e-6, 1.25e9))
+    assert known[-1] == pytest.approx((400e-6, 0.3125e9))
+    assert [one == pytest.approx(known[0]) or one == pytest.approx(known[-1]) for one in known].count(False) <= 2
+    assert changed_at == pytest.approx(5.125)
+
+
+def test_a_step_far_too_long_is_told_before_it_ends() -> None:
+    def seconds(conditions: Conditions, config: CommConfig) -> float:
+        return 0.125 if conditions == FAST else 0.9
+
+    tuner = Scripted()
+    play(tuner, trace((FAST, 45), (SLOW, 5)), PROFILE, START, 1, Table(seconds))
+    overdue = [shown[-1].overdue_seconds for shown in tuner.shown if shown[-1].overdue_seconds]
+    assert overdue == [pytest.approx(0.25)]
 
 
 def test_the_same_seed_gives_the_same_steps_whatever_the_tuner_does() -> None:
@@ -139,7 +179,7 @@ def test_the_same_seed_gives_the_same_steps_whatever_the_tuner_does() -> None:
     one = play(StaticTuner(), noisy, PROFILE, START, 1, Table(halves)).step_seconds
     same = play(StaticTuner(), noisy, PROFILE, START, 1, Table(halves)).step_seconds
     other = play(StaticTuner(), noisy, PROFILE, START, 2, Table(halves)).step_seconds
-    switched = play(Scripted({2.0: FASTER}), noisy, PROFILE, START, 1, Table(halves)).step_seconds
+    switched = play(Scripted({5.0: FASTER}), noisy, PROFILE, START, 1, Table(halves)).step_seconds
     assert one.tolist() == same.tolist() != other.tolist()
     assert np.all((switched == one) | (switched == one / 2))
 

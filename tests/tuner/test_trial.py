@@ -76,10 +76,10 @@ def test_going_back_to_the_start_needs_no_gain() -> None:
     assert outcome(back.verdict(StepTime(0.103, 0.005), 8, 80, now=9.0)) == Outcome.GO_BACK
 
 
-@pytest.mark.parametrize(("seconds", "expected"), [(0.097, Outcome.GO_BACK), (0.094, Outcome.KEEP)])
-def test_against_doubtful_steps_half_of_the_gain_has_to_show(seconds: float, expected: Outcome) -> None:
-    doubtful = trial(noise=0.08)._replace(doubtful=True)
-    assert outcome(doubtful.verdict(StepTime(seconds, 0.005), 2, 20, now=5.0)) == expected
+def test_what_is_smaller_goes_back_as_soon_as_it_cannot_be_a_gain_any_more() -> None:
+    exact = StepTime(0.1, 0.002)
+    assert outcome(trial(SMALLER, noise=0.002).verdict(exact, 2, 20, now=5.0)) == Outcome.GO_BACK
+    assert trial(SMALLER, noise=0.01).verdict(exact, 2, 20, now=5.0) is None
 
 
 def test_no_step_at_all_is_a_loss_after_ten_seconds_or_ten_steps() -> None:
