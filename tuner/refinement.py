@@ -1,80 +1,81 @@
-"""What is predicted, refined by a simulation of this very job: the network's opinion, and that of the job's twin.
+"""What is predicted, refined by a simulation of this very job: the network's opinion, and that of the job's twins.
 
-A network cannot know every shape of model and cluster; a simulation of the job's *twin* (:mod:`tuner.twin`) does. Both
-opinions count as much as they are sure. What would take too long to simulate is left to the network, corrected by how
-far it was off on average where both have spoken.
+A network cannot know every shape of model and cluster; a simulation of the job's *twin* (:mod:`tuner.twin`) does. What
+estimates and measured step times leave open is open in several twins (:mod:`tuner.twins`): the gain of a candidate is
+the mean over them, and where they disagree there is doubt. Opinion and twins count as much as they are sure.
 
-The twin is only as good as what it is made of, and the cost of a message is what nodes know worst: on a processor that
-others use, too, a message takes longer than its thread computes. But a twin whose messages are too cheap takes less
-time for a step than the job does. So one factor on that cost is fitted until the twin's steps last as long as those
-that were measured, under every configuration that these conditions have seen; what remains is doubt.
+All candidates are simulated in little time with the likeliest twin, the best of them in more with all twins. Small
+partitions take longest, so they are simulated only while smaller ones seem to be better. What would take too long is
+left to the network, corrected by how far it was off on average where both have spoken.
 
-A twin is kept until the conditions have moved away from it, or steps do not last as long as it says. Where that happens
-all the time, as where estimates jump, twins are made ever more rarely, since each takes a second of a processor.
+Twins are kept until the conditions have moved away from them, or steps do not last as long as they say. Where that
+happens all the time, as where estimates jump, they are made ever more rarely, since that takes a second of a processor.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Callable, NamedTuple, Optional, Sequence
+from typing import NamedTuple, Optional, Sequence
 
 import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from ps.config import MAX_CREDIT_BYTES, MAX_PARTITION_BYTES, CommConfig
+from ps.config import KIB, MAX_CREDIT_BYTES, MAX_PARTITION_BYTES, CommConfig
 from tuner.predictor import Prediction
 from tuner.situation import Across, Situation
 from tuner.twin import Twin, twin_of
+from tuner.twins import Member, Simulate, fit_twins
 
 __all__ = ["Refinement", "simulated_seconds"]
 
 Array = npt.NDArray[np.float64]
-#: Returns the step time of a twin under each configuration, in seconds.
-Simulate = Callable[[Twin, Sequence[CommConfig]], Sequence[float]]
 
-#: Workers that are simulated at most, of those that are alike, and steps.
-SIMULATED_WORKERS = 8
-SIMULATED_STEPS = 3
+#: Workers that are simulated at most, of those that are alike, and steps; the same of a quick simulation.
+SIMULATED_WORKERS, SIMULATED_STEPS = 8, 3
+QUICK_WORKERS, QUICK_STEPS = 4, 2
 #: A configuration that makes more partitions of a step, of all simulated workers, takes too long to simulate.
 MOST_PARTITIONS = 48_000
-#: The factor on the cost of messages is searched in such steps of its logarithm, and within these bounds.
-FACTOR_STEP = 0.15
-LEAST_FACTOR, MOST_FACTOR = -1.0, 2.0
-#: Spread of the factor's logarithm before anything is measured, at least.
-FACTOR_SPREAD = 0.15
-#: A step time of the twin that is as near as this fits.
-FITS = 0.02
-#: Configurations whose measured step times a twin is fitted to: the newest.
+#: Partitions of this size and smaller ones take long to simulate.
+DEAR_BYTES = 256 * KIB
+#: Smaller partitions are simulated while the best of the last size is worse than the best of all by no more than this.
+MOST_BEHIND = 0.02
+#: So many of the best candidates of the quick simulation are simulated with all twins.
+BEST = 8
+#: Configurations whose measured step times twins are fitted to: the newest.
 FITTED = 4
-#: A twin is made anew when an estimate has moved by this logarithm, ...
+#: Twins are made anew when an estimate has moved by this logarithm, ...
 MOVED, MOVED_COST = 0.1, 0.2
-#: ... or where its steps are off by this, but not before so many predictions.
+#: ... or where their steps are off by this, but not before so many predictions.
 OFF, OFF_PREDICTIONS = 0.05, 5
-#: Each twin that lasts for less than so many predictions, and twice the pause, doubles the pause before the next.
+#: Twins that last for less than so many predictions, and twice the pause, double the pause before the next ones.
 CALM_PREDICTIONS = 10
 LONGEST_PAUSE = 64
-#: The twin's own error: at least this, and this part of the gain.
+#: The twins' own error: at least this, and this part of the gain.
 LEAST_SPREAD, SPREAD_PART = 0.01, 0.1
+#: The least where the computation of each layer is guessed.
+GUESSED_SPREAD = 0.03
+#: A quick simulation's error beside a longer one.
+QUICK_SPREAD = 0.015
 
 
-def simulated_seconds(twin: Twin, configs: Sequence[CommConfig]) -> Sequence[float]:
-    """Return the step time under each of ``configs``, by the compiled simulator."""
+def simulated_seconds(twin: Twin, configs: Sequence[CommConfig], quick: bool) -> Sequence[float]:
+    """Return the step time under each of ``configs``, by the compiled simulator; ``quick``: in a third of the time."""
     from tuner.compiled import simulate_many  # the import of numba takes a second
 
-    seconds = simulate_many(*twin, configs, SIMULATED_STEPS, SIMULATED_WORKERS)
+    steps, workers = (QUICK_STEPS, QUICK_WORKERS) if quick else (SIMULATED_STEPS, SIMULATED_WORKERS)
+    seconds = simulate_many(*twin, configs, steps, workers)
     return [float(each) for each in seconds]
 
 
 class _Fitted(NamedTuple):
-    """A twin, and what is known of it."""
+    """Twins, and what is known of them."""
 
-    twin: Twin
-    log_factor: float  #: on the cost of messages
-    misfit: float  #: how far its step times are from those that were measured, a logarithm
-    estimates: Array  #: what it was made of, to see when that has moved
+    members: list[Member]  #: the likeliest first
+    quick: dict[CommConfig, float]  #: of the likeliest, by quick simulations: logarithms of the step times
+    misfit: float  #: how far step times are from those that were measured, a logarithm
+    estimates: Array  #: what they were made of, to see when that has moved
     shape: tuple[object, ...]
-    log_seconds: dict[CommConfig, float]  #: of what has been simulated
 
 
 class Refinement:
@@ -90,30 +91,66 @@ class Refinement:
         self._simulate = simulate
         self._fitted: Optional[_Fitted] = None
         self._measured: dict[CommConfig, float] = {}  # logarithm of the step time, under these conditions
-        self._predictions = 0  # since the twin was made
-        self._pause = 1  # predictions before the next one may be made
+        self._predictions = 0  # since the twins were made
+        self._pause = 1  # predictions before the next ones may be made
 
     def refine(self, situation: Situation, candidates: Sequence[CommConfig], opinion: Prediction) -> Prediction:
-        """Return what a predictor says of ``candidates`` together with what the twin says; alone without a twin."""
-        fitted = self._twin(situation)
+        """Return what a predictor says of ``candidates`` together with what twins say; alone without a twin."""
+        fitted = self._twins(situation)
         if fitted is None:
             return opinion
         present = replace(situation.config, epoch=0)
         configs = [replace(candidate, epoch=0) for candidate in candidates]
-        self._complete(fitted, [config for config in configs if _bearable(fitted.twin, config)])
-        here = fitted.log_seconds[present]
-        gains = np.array([here - fitted.log_seconds.get(config, math.nan) for config in configs])
+        self._search(fitted, present, configs)
+        gains, between = self._gains(fitted, present, configs)
         simulated = np.isfinite(gains)
-        doubt = np.sqrt(LEAST_SPREAD**2 + (SPREAD_PART * gains) ** 2 + fitted.misfit**2)
+        least = LEAST_SPREAD if situation.tensor_seconds else GUESSED_SPREAD
+        doubt = np.sqrt(least**2 + (SPREAD_PART * gains) ** 2 + fitted.misfit**2 + between**2)
         ours, theirs = 1 / doubt**2, 1 / np.maximum(opinion.spread, 1e-3) ** 2
         off = float(np.mean((opinion.log_speedup - gains)[simulated])) if simulated.any() else 0.0
         blended = (ours * gains + theirs * opinion.log_speedup) / (ours + theirs)
         spread = np.where(simulated, (ours + theirs) ** -0.5, np.hypot(opinion.spread, off))
+        # What is smaller than all that was simulated is not believed to be better than the smallest of that.
+        sizes = np.array([config.partition_bytes for config in configs])
+        smallest = sizes == sizes[simulated].min(initial=MAX_PARTITION_BYTES)
+        left = np.minimum(opinion.log_speedup - off, gains[simulated & smallest].max(initial=-np.inf))
         others = np.array([config != present for config in configs])
-        return Prediction(others * np.where(simulated, blended, opinion.log_speedup - off), others * spread)
+        return Prediction(np.where(others, np.where(simulated, blended, left), 0.0), others * spread)
 
-    def _twin(self, situation: Situation) -> Optional[_Fitted]:
-        """Return the job's twin, made anew where it is out of date."""
+    def _gains(self, fitted: _Fitted, present: CommConfig, configs: Sequence[CommConfig]) -> tuple[Array, Array]:
+        """Return the gain of each candidate over all twins and how much they disagree; NaN where not simulated."""
+        roughly = _gains_of(fitted.quick, present, configs)
+        order = np.argsort(-roughly)  # NaN comes last
+        best = [int(index) for index in order[:BEST] if np.isfinite(roughly[index])]
+        chosen = [configs[index] for index in best]
+        for member in fitted.members:
+            self._complete(member.twin, member.log_seconds, [present, *chosen])
+        weights = np.array([member.weight for member in fitted.members])
+        each = np.array([_gains_of(member.log_seconds, present, chosen) for member in fitted.members])
+        mean = weights @ each
+        spread = np.sqrt(weights @ (each - mean) ** 2)
+        # What is best in one quick simulation is so by chance, too: all others would not have been any better.
+        gains = roughly - float((roughly[best] - mean).mean())
+        between = np.full(len(configs), math.hypot(float(spread.mean()), QUICK_SPREAD))
+        gains[best], between[best] = mean, spread
+        return gains, between
+
+    def _search(self, fitted: _Fitted, present: CommConfig, configs: Sequence[CommConfig]) -> None:
+        """Simulate candidates quickly, smaller partitions only while they seem to be better."""
+        twin = fitted.members[0].twin
+        self._complete(twin, fitted.quick, [present], quick=True)
+        bearable = [config for config in configs if _bearable(twin, config)]
+        best = math.inf
+        for partition_bytes in sorted({config.partition_bytes for config in bearable}, reverse=True):
+            alike = [config for config in bearable if config.partition_bytes == partition_bytes]
+            self._complete(twin, fitted.quick, alike, quick=True)
+            fastest = min(fitted.quick[config] for config in alike)
+            if fastest > best + MOST_BEHIND and partition_bytes <= DEAR_BYTES:
+                break
+            best = min(best, fastest)
+
+    def _twins(self, situation: Situation) -> Optional[_Fitted]:
+        """Return the job's twins, made anew where they are out of date."""
         if situation.step_seconds is None or situation.step_seconds <= 0:
             return None
         present = replace(situation.config, epoch=0)
@@ -126,10 +163,11 @@ class Refinement:
         self._measured[present] = math.log(situation.step_seconds)
         self._predictions += 1
         if fitted is not None:
-            if not _bearable(fitted.twin, present):
+            first = fitted.members[0]
+            if not _bearable(first.twin, present):
                 return None
-            self._complete(fitted, [present])
-            off = abs(fitted.log_seconds[present] - self._measured[present])
+            self._complete(first.twin, first.log_seconds, [present])
+            off = abs(first.log_seconds[present] - self._measured[present])
             if off <= max(OFF, fitted.misfit) or self._predictions < max(OFF_PREDICTIONS, self._pause):
                 return fitted
         elif self._predictions < self._pause:
@@ -140,44 +178,28 @@ class Refinement:
         self._fitted = self._fit(situation, estimates, shape)
         return self._fitted
 
-    def _complete(self, fitted: _Fitted, configs: Sequence[CommConfig]) -> None:
-        """Simulate what has not been simulated yet; what makes no difference to the job is simulated once."""
-        missing = [config for config in configs if config not in fitted.log_seconds]
-        different = list(dict.fromkeys(_felt(fitted.twin, config) for config in missing))
+    def _complete(
+        self, twin: Twin, logs: dict[CommConfig, float], configs: Sequence[CommConfig], quick: bool = False
+    ) -> None:
+        """Add what has not been simulated yet to ``logs``; what makes no difference to the job is simulated once."""
+        missing = [config for config in configs if config not in logs]
+        different = list(dict.fromkeys(_felt(twin, config) for config in missing))
         if missing:
-            logs = dict(zip(different, np.log(self._simulate(fitted.twin, different))))
-            fitted.log_seconds.update((config, float(logs[_felt(fitted.twin, config)])) for config in missing)
+            found = dict(zip(different, np.log(self._simulate(twin, different, quick))))
+            logs.update((config, float(found[_felt(twin, config)])) for config in missing)
 
     def _fit(self, situation: Situation, estimates: Array, shape: tuple[object, ...]) -> Optional[_Fitted]:
-        """Return the twin whose factor on the cost of messages agrees best with what was measured and stated."""
+        """Return the twins that agree best with what was measured and stated."""
         plain = twin_of(situation)
         if plain is None or not _bearable(plain, situation.config):
             return None
         measured = {c: each for c, each in list(self._measured.items())[-FITTED:] if _bearable(plain, c)}
-        stated = situation.overhead_seconds
-        spread = max(FACTOR_SPREAD, stated.spread if stated is not None else 0.0)
+        members = fit_twins(situation, measured, self._simulate)
+        return _Fitted(members, {}, members[0].misfit, estimates, shape)
 
-        def attempt(log_factor: float) -> tuple[float, float, _Fitted]:
-            """Return cost and mean error of a factor, and the twin that has it."""
-            twin = twin_of(situation, math.exp(log_factor)) or plain
-            logs = [math.log(each) for each in self._simulate(twin, list(measured))]
-            errors = np.array(logs) - np.array(list(measured.values()))
-            misfit = float(np.sqrt(np.mean(errors**2)))
-            cost = (log_factor / spread) ** 2 + float((errors**2).sum()) / FITS**2
-            fitted = _Fitted(twin, log_factor, misfit, estimates, shape, dict(zip(measured, logs)))
-            return cost, float(errors.mean()), fitted
 
-        cost, error, best = attempt(0.0)
-        if best.misfit > FITS:
-            step = FACTOR_STEP if error < 0 else -FACTOR_STEP  # steps are too short: messages are dearer
-            log_factor = step
-            while LEAST_FACTOR <= log_factor <= MOST_FACTOR:
-                next_cost, _, attempted = attempt(log_factor)
-                if next_cost >= cost:
-                    break
-                cost, best = next_cost, attempted
-                log_factor += step
-        return best
+def _gains_of(logs: dict[CommConfig, float], present: CommConfig, configs: Sequence[CommConfig]) -> Array:
+    return np.array([logs[present] - logs.get(config, math.nan) for config in configs])
 
 
 def _bearable(twin: Twin, config: CommConfig) -> bool:
@@ -200,7 +222,8 @@ def _felt(twin: Twin, config: CommConfig) -> CommConfig:
 
 def _shape(situation: Situation) -> tuple[object, ...]:
     """Return what makes another job of it."""
-    return situation.num_workers, situation.num_servers, situation.tensor_bytes, bool(situation.tensor_seconds)
+    passes = situation.backward_seconds is not None
+    return situation.num_workers, situation.num_servers, situation.tensor_bytes, bool(situation.tensor_seconds), passes
 
 
 def _estimates(situation: Situation) -> Array:

@@ -1,8 +1,9 @@
 """The twin: the job as its nodes describe it, to be simulated under configurations that it has not tried.
 
 A :class:`~tuner.situation.Situation` holds what a simulation needs: the tensors and their computation, each host's
-rates and overheads. What no node knows is assumed to be as elsewhere. Hosts that are alike but for the errors of their
-estimates are made equal, so that few of many workers need to be simulated (:mod:`tuner.compiled`).
+rates and overheads. What no node knows is assumed to be as elsewhere, or is a :class:`Guess`, of which a job may have
+several (:mod:`tuner.twins`). Hosts that are alike but for the errors of their estimates are made equal, so that few of
+many workers need to be simulated (:mod:`tuner.compiled`).
 """
 
 from __future__ import annotations
@@ -17,10 +18,37 @@ from tuner.rule import UNKNOWN_LATENCY_SECONDS
 from tuner.situation import HostView, Situation
 from tuner.view import FORWARD_PART
 
-__all__ = ["Twin", "twin_of"]
+__all__ = ["TOLD", "Guess", "Twin", "twin_of"]
 
 #: Values nearer to each other than this factor are the same: errors of estimates, not kinds of hosts.
 RATE_GRAIN, OVERHEAD_GRAIN, SPEED_GRAIN = 1.15, 1.5, 1.1
+
+
+class Guess(NamedTuple):
+    """What nodes do not know exactly, or not at all.
+
+    Attributes
+    ----------
+    overhead_factor, latency_factor
+        On what nodes say a message costs, and on how long they say one is on its way.
+    byte_seconds
+        What the communication thread takes per byte, before the factor; where no node tells.
+    computation_seconds
+        Of a step; where no pass is told.
+    before
+        Whether all of the computation comes before the first gradient, as where a program computes, then pushes and
+        pulls everything; else it is spread over the layers. Where no pass is told.
+    """
+
+    overhead_factor: float = 1.0
+    latency_factor: float = 1.0
+    byte_seconds: float = 0.0
+    computation_seconds: float = 0.0
+    before: bool = False
+
+
+#: All is as nodes say.
+TOLD = Guess()
 
 
 class Twin(NamedTuple):
@@ -30,17 +58,16 @@ class Twin(NamedTuple):
     conditions: Conditions
 
 
-def twin_of(situation: Situation, overhead_factor: float = 1.0) -> Optional[Twin]:
-    """Return the job that ``situation`` describes; None where it knows too little of the model or the network.
-
-    ``overhead_factor`` multiplies what nodes say a message costs.
-    """
+def twin_of(situation: Situation, guess: Guess = TOLD) -> Optional[Twin]:
+    """Return the job that ``situation`` describes; None where it knows too little of the model or the network."""
     overhead, bandwidth = situation.overhead_seconds, situation.bandwidth_bytes_per_second
-    if not sum(situation.tensor_bytes) or situation.backward_seconds is None or overhead is None or bandwidth is None:
+    if not sum(situation.tensor_bytes) or overhead is None or bandwidth is None:
         return None
     backward = situation.backward_seconds
+    if backward is None:
+        backward = guess.computation_seconds / (1 + FORWARD_PART)
     forward = FORWARD_PART * backward if situation.forward_seconds is None else situation.forward_seconds
-    byte_seconds = 0.0 if situation.byte_seconds is None else situation.byte_seconds.median
+    byte_seconds = guess.byte_seconds if situation.byte_seconds is None else situation.byte_seconds.median
     sum_rate = situation.sum_bytes_per_second or SUM_BYTES_PER_SECOND
 
     def hosts(views: Sequence[HostView], speeds: Sequence[float]) -> tuple[Host, ...]:
@@ -53,22 +80,26 @@ def twin_of(situation: Situation, overhead_factor: float = 1.0) -> Optional[Twin
             Host(
                 send_bytes_per_second=send[rank],
                 receive_bytes_per_second=receive[rank],
-                overhead_seconds=costs[rank] * overhead_factor,
-                byte_seconds=byte_seconds * overhead_factor,
+                overhead_seconds=costs[rank] * guess.overhead_factor,
+                byte_seconds=byte_seconds * guess.overhead_factor,
                 speed=speeds[rank],
             )
             for rank in range(len(views))
         )
 
-    forwards = _kinds([view.forward_seconds for view in situation.workers], forward or 1.0, SPEED_GRAIN)
+    passes = [view.forward_seconds for view in situation.workers]
+    usual = statistics.median([seconds for seconds in passes if seconds] or [1.0])
+    forwards = _kinds(passes, usual, SPEED_GRAIN)
     sums = _kinds([view.sum_bytes_per_second for view in situation.servers], sum_rate, RATE_GRAIN)
-    latency = situation.latency_seconds
+    latency = UNKNOWN_LATENCY_SECONDS if situation.latency_seconds is None else situation.latency_seconds.median
     conditions = Conditions(
-        workers=hosts(situation.workers, [forward / own if forward > 0 else 1.0 for own in forwards]),
+        workers=hosts(situation.workers, [usual / own for own in forwards]),
         servers=hosts(situation.servers, [own / sum_rate for own in sums]),
-        latency_seconds=UNKNOWN_LATENCY_SECONDS if latency is None else latency.median,
+        latency_seconds=latency * guess.latency_factor,
         sum_bytes_per_second=sum_rate,
     )
+    if situation.backward_seconds is None and guess.before:
+        return Twin(_computed_before(situation.tensor_bytes, forward + backward), conditions)
     return Twin(_profile(situation, forward, backward), conditions)
 
 
@@ -82,6 +113,15 @@ def _profile(situation: Situation, forward: float, backward: float) -> ModelProf
         for number, (size, own) in enumerate(zip(sizes, seconds))
     )
     return ModelProfile("twin", tensors)
+
+
+def _computed_before(sizes: Sequence[int], seconds: float) -> ModelProfile:
+    """Return a model whose last gradient, which is the first to be pushed, takes all of the computation."""
+    last = len(sizes) - 1
+    tensors = (
+        TensorProfile(str(number), size, 0.0, seconds if number == last else 0.0) for number, size in enumerate(sizes)
+    )
+    return ModelProfile("twin", tuple(tensors))
 
 
 def _kinds(values: Sequence[Optional[float]], otherwise: float, grain: float) -> list[float]:

@@ -11,7 +11,7 @@ from tuner.conditions import Conditions, Host
 from tuner.profiles import ModelProfile, TensorProfile
 from tuner.simulator import simulate
 from tuner.situation import HostView, Situation, situation_of
-from tuner.twin import twin_of
+from tuner.twin import Guess, twin_of
 
 pytestmark = pytest.mark.timeout(10)
 
@@ -47,18 +47,29 @@ def test_hosts_that_only_the_errors_of_estimates_tell_apart_are_one_kind() -> No
 
 
 def test_the_factor_makes_messages_dearer_and_nothing_else() -> None:
-    twin, dear = twin_of(seen()), twin_of(seen(), overhead_factor=2.0)
+    twin, dear = twin_of(seen()), twin_of(seen(), Guess(overhead_factor=2.0))
     assert twin is not None and dear is not None
     assert dear.profile == twin.profile
     host, dear_host = twin.conditions.workers[0], dear.conditions.workers[0]
     assert dear_host == replace(host, overhead_seconds=2e-4, byte_seconds=2e-10)
 
 
+def test_computation_that_no_pass_tells_of_is_guessed() -> None:
+    blind = replace(seen(), forward_seconds=None, backward_seconds=None, tensor_seconds=())
+    idle, overlapped = twin_of(blind), twin_of(blind, Guess(computation_seconds=0.03))
+    before = twin_of(blind, Guess(computation_seconds=0.03, before=True))
+    assert idle is not None and overlapped is not None and before is not None
+    assert idle.profile.forward_seconds == idle.profile.backward_seconds == 0.0
+    assert overlapped.profile.forward_seconds == pytest.approx(0.01)
+    assert overlapped.profile.backward_seconds == pytest.approx(0.02)
+    assert [tensor.backward_seconds for tensor in before.profile.tensors] == pytest.approx([0.0, 0.03])
+    assert before.profile.forward_seconds == 0.0
+
+
 @pytest.mark.parametrize(
     "unknown",
     [
         {"tensor_bytes": ()},
-        {"backward_seconds": None},
         {"overhead_seconds": None},
         {"bandwidth_bytes_per_second": None},
     ],
