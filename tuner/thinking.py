@@ -10,7 +10,7 @@ import math
 from typing import Sequence
 
 from ps.config import CommConfig
-from tuner.refinement import SIMULATED_STEPS, SIMULATED_WORKERS, simulated_seconds
+from tuner.refinement import QUICK_STEPS, QUICK_WORKERS, SIMULATED_STEPS, SIMULATED_WORKERS, simulated_seconds
 from tuner.twin import Twin
 
 __all__ = ["Thinking"]
@@ -25,12 +25,12 @@ class Thinking:
     def __init__(self) -> None:
         self._seconds = 0.0
 
-    def simulate(self, twin: Twin, configs: Sequence[CommConfig]) -> Sequence[float]:
+    def simulate(self, twin: Twin, configs: Sequence[CommConfig], quick: bool) -> Sequence[float]:
         """Return the step time under each of ``configs``."""
-        workers = min(twin.conditions.num_workers, SIMULATED_WORKERS)
+        steps, most = (QUICK_STEPS, QUICK_WORKERS) if quick else (SIMULATED_STEPS, SIMULATED_WORKERS)
         partitions = sum(_partitions(twin, config) for config in configs)
-        self._seconds += PARTITION_SECONDS * SIMULATED_STEPS * workers * partitions
-        return simulated_seconds(twin, configs)
+        self._seconds += PARTITION_SECONDS * steps * min(twin.conditions.num_workers, most) * partitions
+        return simulated_seconds(twin, configs, quick)
 
     def take(self) -> float:
         """Return the seconds since the last call."""
