@@ -55,7 +55,7 @@ def test_a_step_that_waits_for_the_network_for_too_long_is_told_before_it_ends()
     assert not traffic.due(0.659)
     for _ in range(16):
         assert not traffic.due(0.662)
-        traffic.received(0, 1000, True, 0.662)
+        traffic.received(0, 1000, 1, True, 0.662)
     assert traffic.due(0.663)
     observation = traffic.report(0.663)
     assert observation is not None and observation.overdue_seconds == pytest.approx(0.063)

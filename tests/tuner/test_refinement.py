@@ -96,7 +96,7 @@ def test_what_remains_unexplained_is_doubt() -> None:
     known = refined(fitting)
     doubted = refined(slower)
     index = SPACE.index(CommConfig(partition_bytes=256 * KIB, credit_bytes=4 * MIB))
-    assert known.spread[index] < 0.02
+    assert known.spread[index] < 0.05
     assert doubted.spread[index] > 0.1
 
 

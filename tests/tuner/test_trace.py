@@ -118,9 +118,9 @@ def test_what_the_tuner_has_simulated_meanwhile_delays_what_it_proposes() -> Non
 
 
 def test_a_simulation_takes_as_long_as_it_has_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(thinking, "simulated_seconds", lambda twin, configs: [0.1] * len(configs))
+    monkeypatch.setattr(thinking, "simulated_seconds", lambda twin, configs, quick: [0.1] * len(configs))
     made, twin = Thinking(), Twin(PROFILE, FAST)
-    assert made.simulate(twin, [CommConfig(partition_bytes=4_000_000)] * 5) == [0.1] * 5
+    assert made.simulate(twin, [CommConfig(partition_bytes=4_000_000)] * 5, False) == [0.1] * 5
     assert made.take() == pytest.approx(5 * 3 * 2 * 3 * thinking.PARTITION_SECONDS)
     assert made.take() == 0.0
 

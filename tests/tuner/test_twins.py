@@ -53,7 +53,7 @@ def test_around_the_likeliest_cost_of_messages_are_a_dearer_and_a_cheaper_one() 
     conditions = conditions_of()
     likeliest, *others = fitted(seen(conditions), conditions)
     factors = [member.guess.overhead_factor for member in others]
-    assert likeliest.guess.overhead_factor == pytest.approx(1.0, abs=0.05)
+    assert likeliest.guess.overhead_factor == pytest.approx(1.0, abs=0.1)
     assert min(factors) < likeliest.guess.overhead_factor < max(factors)
     assert likeliest.weight + sum(member.weight for member in others) == pytest.approx(1.0)
 
