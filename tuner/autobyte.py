@@ -1,21 +1,22 @@
 """The tuner that predicts, verifies, and follows changes: AutoByte's own.
 
-Each round (about a window of every node) is summarised as a :class:`~tuner.situation.Situation`. A predictor says what
+Each round (a window of every worker) is summarised as a :class:`~tuner.situation.Situation`. A predictor says what
 every candidate would bring, what was measured corrects it (:mod:`tuner.belief`), and one rule decides at a time:
 
 1. **switch** to the candidate with the largest probable gain (mean less a part of a deviation), if that is above a
-   threshold and above what this job's steps scatter by themselves (:mod:`tuner.scatter`). Ties go to the larger P,
-   then C: too large is mild, too small is ruinous. Down in small steps only (:mod:`tuner.caution`);
+   threshold and above what this job's steps scatter by themselves (:mod:`tuner.scatter`). Ties go to what was measured,
+   then to the larger P, then C: too large is mild, too small is ruinous. Down in small steps (:mod:`tuner.caution`);
 2. **verify** (:mod:`tuner.trial`): the steps before and after are compared, and a loss is taken back. What is learned
    from it takes the steps after it into account, too. Each trial in a row that brings nothing doubles what the next
    one has to promise, a gain resets it, and all trials together may lose a small part of all time (:mod:`tuner.purse`);
 3. **explore** what may be better, when nothing is probable: only where hardly anything can be lost;
 4. **re-open** the search when conditions change (:mod:`tuner.change`): what was measured before is doubted as much as
-   they have changed, and remembered for when they come back. A trial during which the network changes is void;
+   they have changed, and remembered for when they come back. The round of the change may be partly of before it, so the
+   next one decides. A trial during which the network changes is void;
 5. **check** against the start's configuration, once after each change, where it may be better: what is in force must
    not stay slower than the default for long;
-6. **retreat** when steps suddenly take much longer under P or C smaller than the start's, before any estimate has
-   followed: back to the start's, which is safe.
+6. **retreat** to the start's configuration, which is safe, when steps suddenly last much longer, or much shorter, under
+   P or C smaller than that, before any estimate has followed; and even before a step has ended that lasts for too long.
 
 What the job teaches is kept, and learned from, in :mod:`tuner.knowledge`.
 """
@@ -185,11 +186,11 @@ class AutoByteTuner(Tuner):
         doubt = DOUBT * sum(abs(math.log(ratio)) for ratio in changed.values())
         self._knowledge.doubt(doubt)
         network = bool(NETWORK & changed.keys())
-        self._retreat = is_smaller(self._config, self._start) and changed.get(STEP, 1.0) > RETREAT_FACTOR
+        jumped = abs(math.log(changed.get(STEP, 1.0))) > math.log(RETREAT_FACTOR)
+        self._retreat = jumped and is_smaller(self._config, self._start)
         self._check = True
         if self._trial is not None:
-            jump = abs(math.log(changed.get(STEP, 1.0))) > math.log(RETREAT_FACTOR)
-            self._void = self._void or network or jump
+            self._void = self._void or network or jumped
         else:
             network = network or changed.keys() != {STEP}
             self._taken_back = None
@@ -230,18 +231,19 @@ class AutoByteTuner(Tuner):
         return self._scatter.noise(MOST_ROUNDS * self._rounds[-1].steps if self._rounds else MOST_ROUNDS)
 
     def _setting(self, belief: Belief, situation: Situation, present: StepTime) -> Setting:
+        known = self._knowledge.exact(situation, present)
         return Setting(
             present=self._config,
-            allowed=self._allowed(belief, situation, present),
+            known=np.array([candidate in known for candidate in self._choice.candidates]),
+            allowed=self._allowed(belief, known),
             noise=math.hypot(self._scatter.noise(self._steps), self._most_exact),
             demand=2.0 ** min(self._futile, MAX_DOUBLINGS),
             step_seconds=present.seconds,
             purse_seconds=self._purse.seconds,
         )
 
-    def _allowed(self, belief: Belief, situation: Situation, present: StepTime) -> Array:
+    def _allowed(self, belief: Belief, known: set[CommConfig]) -> Array:
         """Return whether each candidate may be tried now."""
-        known = self._knowledge.exact(situation, present)
         down = self._scatter.rounds >= LEAST_COMPARED
 
         def allowed(candidate: CommConfig, certain: bool) -> bool:
@@ -304,11 +306,9 @@ class AutoByteTuner(Tuner):
         return self._put_in_force(config, f"{why}gain {gain:+.1%} ± {spread:.1%} expected", gain)
 
     def _go_up(self) -> Proposal:
-        config = replace(
-            self._config,
-            partition_bytes=max(self._config.partition_bytes, self._start.partition_bytes),
-            credit_bytes=max(self._config.credit_bytes, self._start.credit_bytes),
-        )
+        config = self._start
+        if self._config.partition_bytes >= config.partition_bytes:  # then C is what is small
+            config = replace(self._config, credit_bytes=config.credit_bytes)
         return self._put_in_force(config, "back up before more is known")
 
     def _flee(self, now: float) -> Proposal:
