@@ -15,8 +15,8 @@ every candidate would bring, what was measured corrects it (:mod:`tuner.belief`)
    next one decides. A trial during which the network changes is void;
 5. **check** against the start's configuration, once after each change, where it may be better: what is in force must
    not stay slower than the default for long;
-6. **retreat** to the start's configuration, which is safe, when steps suddenly last much longer, or much shorter, under
-   P or C smaller than that, before any estimate has followed; and even before a step has ended that lasts for too long.
+6. **retreat** to the start's configuration when steps suddenly last much longer or shorter under one that is far from
+   it (smaller, or much larger): before any estimate has followed, even before a step ends that lasts for too long.
 
 What the job teaches is kept, and learned from, in :mod:`tuner.knowledge`.
 """
@@ -34,7 +34,7 @@ from ps.attention import OVERDUE
 from ps.config import CommConfig
 from ps.stats import Observation
 from tuner.belief import Array, Belief
-from tuner.caution import Refusals, is_smaller, within_reach
+from tuner.caution import Refusals, is_far, is_smaller, near, within_reach
 from tuner.change import NETWORK, STEP, Watch
 from tuner.choice import Choice, Setting, certain_gains
 from tuner.interface import Proposal, Tuner
@@ -187,7 +187,7 @@ class AutoByteTuner(Tuner):
         self._knowledge.doubt(doubt)
         network = bool(NETWORK & changed.keys())
         jumped = abs(math.log(changed.get(STEP, 1.0))) > math.log(RETREAT_FACTOR)
-        self._retreat = jumped and is_smaller(self._config, self._start)
+        self._retreat = jumped and is_far(self._config, self._start)
         self._check = True
         if self._trial is not None:
             self._void = self._void or network or jumped
@@ -263,7 +263,7 @@ class AutoByteTuner(Tuner):
         if len(self._rounds) >= NOTED_ROUNDS:
             self._knowledge.note(situation, present)
         if self._mixed:  # whatever is predicted now is partly of before the change
-            return self._go_up() if self._retreat else None
+            return self._go_back() if self._retreat else None
         belief = self._knowledge.belief(situation, present)
         setting = self._setting(belief, situation, present)
         best = self._choice.probable(belief, setting) if self._purse.open else None
@@ -271,7 +271,7 @@ class AutoByteTuner(Tuner):
             self._retreat, self._resume = False, None
             return self._switch(best, belief, situation, present, "", now)
         if self._retreat:
-            return self._go_up()
+            return self._go_back()
         if not self._purse.open:
             return None
         if self._resume is not None:
@@ -305,11 +305,8 @@ class AutoByteTuner(Tuner):
         self._void = False
         return self._put_in_force(config, f"{why}gain {gain:+.1%} ± {spread:.1%} expected", gain)
 
-    def _go_up(self) -> Proposal:
-        config = self._start
-        if self._config.partition_bytes >= config.partition_bytes:  # then C is what is small
-            config = replace(self._config, credit_bytes=config.credit_bytes)
-        return self._put_in_force(config, "back up before more is known")
+    def _go_back(self) -> Proposal:
+        return self._put_in_force(self._start, "back to the start's before more is known")
 
     def _flee(self, now: float) -> Proposal:
         """Do not even wait for the end of the step."""
@@ -317,7 +314,7 @@ class AutoByteTuner(Tuner):
         if self._trial is not None:
             self._refusals.put_off(self._trial.config, self._trial.before)
             self._trial, self._void = None, False
-        proposal = self._go_up()
+        proposal = self._go_back()
         self._knowledge.doubt(math.log(OVERDUE))
         return proposal
 
@@ -379,7 +376,11 @@ class AutoByteTuner(Tuner):
         if trial.smaller:
             self._refusals.put_off(trial.config, trial.before)
             self._rounds.clear()  # of neither conditions
-            return self._go_up() if self._retreat else self._put_in_force(trial.before, "the trial is void")
+            return (
+                self._go_back()
+                if self._retreat
+                else self._put_in_force(near(trial.before, self._start), "the trial is void")
+            )
         self._rounds = self._rounds[-1:]
         self._mixed = True
         return Proposal(config=self._config, reason=f"{self._change}: the trial is void, what is larger stays")
