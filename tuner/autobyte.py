@@ -1,21 +1,22 @@
 """The tuner that predicts, verifies, and follows changes: AutoByte's own.
 
-Each round (about a window of every node) is summarised as a :class:`~tuner.situation.Situation`. A predictor says what
+Each round (a window of every worker) is summarised as a :class:`~tuner.situation.Situation`. A predictor says what
 every candidate would bring, what was measured corrects it (:mod:`tuner.belief`), and one rule decides at a time:
 
 1. **switch** to the candidate with the largest probable gain (mean less a part of a deviation), if that is above a
-   threshold and above what this job's steps scatter by themselves (:mod:`tuner.scatter`). Ties go to the larger P,
-   then C: too large is mild, too small is ruinous. Down in small steps only (:mod:`tuner.caution`);
+   threshold and above what this job's steps scatter by themselves (:mod:`tuner.scatter`). Ties go to what was measured,
+   then to the larger P, then C: too large is mild, too small is ruinous. Down in small steps (:mod:`tuner.caution`);
 2. **verify** (:mod:`tuner.trial`): the steps before and after are compared, and a loss is taken back. What is learned
    from it takes the steps after it into account, too. Each trial in a row that brings nothing doubles what the next
    one has to promise, a gain resets it, and all trials together may lose a small part of all time (:mod:`tuner.purse`);
 3. **explore** what may be better, when nothing is probable: only where hardly anything can be lost;
 4. **re-open** the search when conditions change (:mod:`tuner.change`): what was measured before is doubted as much as
-   they have changed, and remembered for when they come back. A trial during which the network changes is void;
+   they have changed, and remembered for when they come back. The round of the change may be partly of before it, so the
+   next one decides. A trial during which the network changes is void;
 5. **check** against the start's configuration, once after each change, where it may be better: what is in force must
    not stay slower than the default for long;
-6. **retreat** when steps suddenly take much longer under P or C smaller than the start's, before any estimate has
-   followed: back to the start's, which is safe.
+6. **retreat** to the start's configuration when steps suddenly last much longer or shorter under one that is far from
+   it (smaller, or much larger): before any estimate has followed, even before a step ends that lasts for too long.
 
 What the job teaches is kept, and learned from, in :mod:`tuner.knowledge`.
 """
@@ -33,7 +34,7 @@ from ps.attention import OVERDUE
 from ps.config import CommConfig
 from ps.stats import Observation
 from tuner.belief import Array, Belief
-from tuner.caution import Refusals, is_smaller, within_reach
+from tuner.caution import Refusals, is_far, is_smaller, near, within_reach
 from tuner.change import NETWORK, STEP, Watch
 from tuner.choice import Choice, Setting, certain_gains
 from tuner.interface import Proposal, Tuner
@@ -185,11 +186,11 @@ class AutoByteTuner(Tuner):
         doubt = DOUBT * sum(abs(math.log(ratio)) for ratio in changed.values())
         self._knowledge.doubt(doubt)
         network = bool(NETWORK & changed.keys())
-        self._retreat = is_smaller(self._config, self._start) and changed.get(STEP, 1.0) > RETREAT_FACTOR
+        jumped = abs(math.log(changed.get(STEP, 1.0))) > math.log(RETREAT_FACTOR)
+        self._retreat = jumped and is_far(self._config, self._start)
         self._check = True
         if self._trial is not None:
-            jump = abs(math.log(changed.get(STEP, 1.0))) > math.log(RETREAT_FACTOR)
-            self._void = self._void or network or jump
+            self._void = self._void or network or jumped
         else:
             network = network or changed.keys() != {STEP}
             self._taken_back = None
@@ -230,18 +231,19 @@ class AutoByteTuner(Tuner):
         return self._scatter.noise(MOST_ROUNDS * self._rounds[-1].steps if self._rounds else MOST_ROUNDS)
 
     def _setting(self, belief: Belief, situation: Situation, present: StepTime) -> Setting:
+        known = self._knowledge.exact(situation, present)
         return Setting(
             present=self._config,
-            allowed=self._allowed(belief, situation, present),
+            known=np.array([candidate in known for candidate in self._choice.candidates]),
+            allowed=self._allowed(belief, known),
             noise=math.hypot(self._scatter.noise(self._steps), self._most_exact),
             demand=2.0 ** min(self._futile, MAX_DOUBLINGS),
             step_seconds=present.seconds,
             purse_seconds=self._purse.seconds,
         )
 
-    def _allowed(self, belief: Belief, situation: Situation, present: StepTime) -> Array:
+    def _allowed(self, belief: Belief, known: set[CommConfig]) -> Array:
         """Return whether each candidate may be tried now."""
-        known = self._knowledge.exact(situation, present)
         down = self._scatter.rounds >= LEAST_COMPARED
 
         def allowed(candidate: CommConfig, certain: bool) -> bool:
@@ -261,7 +263,7 @@ class AutoByteTuner(Tuner):
         if len(self._rounds) >= NOTED_ROUNDS:
             self._knowledge.note(situation, present)
         if self._mixed:  # whatever is predicted now is partly of before the change
-            return self._go_up() if self._retreat else None
+            return self._go_back() if self._retreat else None
         belief = self._knowledge.belief(situation, present)
         setting = self._setting(belief, situation, present)
         best = self._choice.probable(belief, setting) if self._purse.open else None
@@ -269,7 +271,7 @@ class AutoByteTuner(Tuner):
             self._retreat, self._resume = False, None
             return self._switch(best, belief, situation, present, "", now)
         if self._retreat:
-            return self._go_up()
+            return self._go_back()
         if not self._purse.open:
             return None
         if self._resume is not None:
@@ -303,13 +305,8 @@ class AutoByteTuner(Tuner):
         self._void = False
         return self._put_in_force(config, f"{why}gain {gain:+.1%} ± {spread:.1%} expected", gain)
 
-    def _go_up(self) -> Proposal:
-        config = replace(
-            self._config,
-            partition_bytes=max(self._config.partition_bytes, self._start.partition_bytes),
-            credit_bytes=max(self._config.credit_bytes, self._start.credit_bytes),
-        )
-        return self._put_in_force(config, "back up before more is known")
+    def _go_back(self) -> Proposal:
+        return self._put_in_force(self._start, "back to the start's before more is known")
 
     def _flee(self, now: float) -> Proposal:
         """Do not even wait for the end of the step."""
@@ -317,7 +314,7 @@ class AutoByteTuner(Tuner):
         if self._trial is not None:
             self._refusals.put_off(self._trial.config, self._trial.before)
             self._trial, self._void = None, False
-        proposal = self._go_up()
+        proposal = self._go_back()
         self._knowledge.doubt(math.log(OVERDUE))
         return proposal
 
@@ -379,7 +376,11 @@ class AutoByteTuner(Tuner):
         if trial.smaller:
             self._refusals.put_off(trial.config, trial.before)
             self._rounds.clear()  # of neither conditions
-            return self._go_up() if self._retreat else self._put_in_force(trial.before, "the trial is void")
+            return (
+                self._go_back()
+                if self._retreat
+                else self._put_in_force(near(trial.before, self._start), "the trial is void")
+            )
         self._rounds = self._rounds[-1:]
         self._mixed = True
         return Proposal(config=self._config, reason=f"{self._change}: the trial is void, what is larger stays")

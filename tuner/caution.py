@@ -1,8 +1,9 @@
 """Which configurations may be tried next: down only in small steps, and not again where it has failed.
 
-Too small is ruinous and too large is mild. So a trial goes down by one power of two at most, in P and in C, from what
-is in force; what lies further down is reached when that was verified as a gain. The start's configuration, and what was
-measured under these conditions, may be returned to at once.
+Too small is ruinous and too large is mild. So below the start's configuration a trial goes down by one power of two at
+most, in P and in C, from what is in force, or by two where much is gained for certain; what lies further down is
+reached when that was verified as a gain, and a quarter of the start's P is the end. What is not smaller than the
+start's, and what was measured under these conditions, may be tried at once.
 
 A trial of something smaller that was taken back says something of all that is as small or smaller: messages cost more
 than was estimated, for whatever reason. All of it is left alone for a time that doubles with each such failure, and
@@ -17,7 +18,7 @@ from typing import NamedTuple
 from ps.config import CommConfig
 from tuner.space import MAX_SEARCHED_CREDIT_BYTES, MAX_SEARCHED_PARTITION_BYTES
 
-__all__ = ["Refusals", "is_smaller", "powers_below", "within_reach", "within_two_steps_up"]
+__all__ = ["Refusals", "is_far", "is_smaller", "near", "powers_below", "within_reach", "within_two_steps_up"]
 
 #: Down by this factor at most.
 DOWN_FACTOR = 2
@@ -42,15 +43,28 @@ def is_smaller(candidate: CommConfig, other: CommConfig) -> bool:
     return _partition(candidate) < _partition(other) or _credit(candidate) < _credit(other)
 
 
+def is_far(candidate: CommConfig, start: CommConfig) -> bool:
+    """Return whether the candidate may be much slower than the ``start``'s where conditions are others."""
+    return is_smaller(candidate, start) or candidate.partition_bytes > UP_FACTOR * start.partition_bytes
+
+
+def near(config: CommConfig, start: CommConfig) -> CommConfig:
+    """Return what is safe while conditions change: the configuration, or the ``start``'s where that is far."""
+    return start if is_far(config, start) else config
+
+
 def within_reach(candidate: CommConfig, present: CommConfig, start: CommConfig, certain: bool = False) -> bool:
     """Return whether neither P nor C is smaller than half of the present ones, nor P smaller while C is larger.
 
-    Where a large gain is ``certain``: than a quarter. P is never less than a quarter of the ``start``'s.
+    Where a large gain is ``certain``: than a quarter. P is never less than a quarter of the ``start``'s, and what is
+    not smaller than the start's is always within reach.
 
     Of the latter nobody could tell what was to blame if it fails. No slicing at all is one step above the largest P
     and C that are searched.
     """
     partition, credit = _partition(candidate), _credit(candidate)
+    if not is_smaller(candidate, start):
+        return True
     if powers_below(candidate, start) > DEEPEST:
         return False
     factor = DOWN_FACTOR ** (2 if certain else 1)

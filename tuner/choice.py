@@ -1,7 +1,7 @@
 """Which candidate to try, if any, given what is believed of each: one that probably gains, or one that may.
 
-Ties go to the larger P, then to the larger C: too large is mild, too small is ruinous where conditions change. And
-no gain is looked for that the job's own steps hide: what could not be verified is not tried.
+Ties go to what was measured, then to the larger P, then to the larger C: too large is mild, too small is ruinous where
+conditions change. And no gain is looked for that the job's own steps hide: what could not be verified is not tried.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ THRESHOLD = 0.01
 #: Gains that differ by less are a tie.
 TIE = 0.005
 #: A large gain that is certain: so much, so many deviations below the mean.
-CERTAIN_GAIN = 0.05
-CERTAIN_DEVIATIONS = 2.0
+CERTAIN_GAIN = 0.02
+CERTAIN_DEVIATIONS = 1.0
 #: No gain is looked for that is not so many times the noise of a comparison; for what is only possible, more.
 RESOLVED = 1.5
 EXPLORED = 2.0
-EXPLORED_DOWN = 3.0
+EXPLORED_DOWN = 2.5
 #: Each power of two by which P is smaller than the start's has to be worth so much, and what can be told at all: if
 #: messages suddenly cost more, the next steps are ruined.
-FEAR = 0.01
+FEAR = 0.005
 #: A trial is worth it when the expected gain, were it kept if it is one, is above this ...
 LEAST_PROMISE = 0.003
 #: ... and is not likely to lose more than this (one deviation below the mean).
@@ -56,6 +56,7 @@ class Setting(NamedTuple):
     """What a choice depends on, beside what is believed."""
 
     present: CommConfig
+    known: Array  #: whether each candidate was measured under these conditions
     allowed: Array  #: whether each candidate may be tried
     noise: float  #: of a comparison of the steps so far with those of a long trial
     demand: float  #: how many times more than usual a trial has to promise
@@ -90,7 +91,7 @@ class Choice:
         present = gains[self.candidates.index(setting.present)]
         gains = np.where(setting.allowed, gains, -np.inf)
         tied = [index for index, gain in enumerate(gains) if gain >= gains.max() - TIE]
-        best = max(tied, key=lambda index: size_key(self.candidates[index]))
+        best = max(tied, key=lambda index: (setting.known[index], size_key(self.candidates[index])))
         enough = (
             gains[best] - present > THRESHOLD * setting.demand
             and (belief.mean - deviations)[best] > RESOLVED * setting.noise

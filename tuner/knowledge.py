@@ -29,7 +29,7 @@ FORGOTTEN = 0.5
 EXACT = 0.1
 #: The predictor is trusted as if it had been off by what it says so many times before, and never this much more.
 TRUSTED = 4.0
-MOST_TRUST = 0.5
+MOST_TRUST = 0.8
 #: One prediction counts as off by so many spreads at most: a change may have gone unnoticed.
 MOST_MISS = 3.0
 #: The steps before and after a trial that was taken back may differ by so many times their noise, and by this.

@@ -35,9 +35,31 @@ def test_one_power_of_two_down_and_any_up(candidate: CommConfig, within: bool) -
     assert within_reach(candidate, START, START) == within
 
 
+def test_what_is_not_smaller_than_the_start_is_always_within_reach() -> None:
+    assert within_reach(START, UNSLICED, START)
+    assert within_reach(config(1024, 16), UNSLICED, START)
+
+
+@pytest.mark.parametrize(
+    ("candidate", "present", "certain", "within"),
+    [
+        (config(128, 4), START, False, False),
+        (config(128, 4), START, True, True),
+        (config(128, 1), START, True, True),
+        (config(128, 8), START, True, False),  # P smaller, C larger
+        (config(64, 4), START, True, False),
+        (config(64, 4), config(128, 4), True, False),  # too far below the start
+    ],
+)
+def test_two_powers_of_two_down_for_a_certain_gain_and_no_further_than_to_a_quarter_of_the_start(
+    candidate: CommConfig, present: CommConfig, certain: bool, within: bool
+) -> None:
+    assert within_reach(candidate, present, START, certain) == within
+
+
 def test_no_slicing_is_one_step_above_the_largest() -> None:
-    assert within_reach(config(8192, 64), UNSLICED, START)
-    assert not within_reach(config(8192, 32), UNSLICED, START)
+    assert within_reach(config(8192, 64), UNSLICED, UNSLICED)
+    assert not within_reach(config(8192, 32), UNSLICED, UNSLICED)
     assert is_smaller(config(8192, 64), UNSLICED)
 
 

@@ -63,15 +63,6 @@ def host(job: Job, believed: Seconds, spread: float = 0.01) -> tuple[Host, Belie
 # --------------------------------------------------------------------------------------------------- down
 
 
-def test_it_goes_down_one_power_of_two_at_a_time_each_verified_before_the_next() -> None:
-    truth = by_partition(0.03)
-    made, _ = host(Job(truth), truth)
-    told = made.run(40)
-    sizes = [one.proposal.config.partition_bytes // KIB for one in told]
-    assert sizes[:4] == [256, 256, 128, 128]
-    assert all(one.proposal.reason.startswith("verified") for one in told[1:4:2])
-
-
 def test_where_a_large_gain_is_certain_it_goes_down_two_at_once_but_never_further_than_to_a_quarter() -> None:
     truth = by_partition(0.06)
     made, _ = host(Job(truth), truth)
@@ -83,9 +74,9 @@ def test_where_a_large_gain_is_certain_it_goes_down_two_at_once_but_never_furthe
 def test_a_step_down_that_was_no_gain_ends_the_way_down() -> None:
     """The predictor promises 6 % for each power of two, of which there are none."""
     made, _ = host(Job(by_partition(0.0)), by_partition(0.06), spread=0.05)
-    made.run(40)
-    assert min(config.partition_bytes for config in made.history) == 256 * KIB
-    assert made.config.partition_bytes >= START.partition_bytes
+    told = made.run(40)
+    assert [one.proposal.config.partition_bytes // KIB for one in told[:2]] == [128, 512]
+    assert all(config.partition_bytes >= START.partition_bytes for config in made.history[told[1].window :])
 
 
 def test_a_smaller_p_that_failed_is_not_tried_again_with_another_credit() -> None:
