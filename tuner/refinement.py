@@ -6,7 +6,8 @@ the mean over them, and where they disagree there is doubt. Opinion and twins co
 
 All candidates are simulated in little time with the likeliest twin, the best of them in more with all twins. Small
 partitions take longest, so they are simulated only while smaller ones seem to be better. What would take too long is
-left to the network, corrected by how far it was off on average where both have spoken.
+left to the network, corrected by how far it was off on average where both have spoken. What no simulation shows of a
+large credit is added at the end (:mod:`tuner.queues`).
 
 Twins are kept until the conditions have moved away from them, or steps do not last as long as they say. Where that
 happens all the time, as where estimates jump, they are made ever more rarely, since that takes a second of a processor.
@@ -23,6 +24,7 @@ from msgspec.structs import replace
 
 from ps.config import KIB, MAX_CREDIT_BYTES, MAX_PARTITION_BYTES, CommConfig
 from tuner.predictor import Prediction
+from tuner.queues import with_queues
 from tuner.situation import Across, Situation
 from tuner.twin import Twin, twin_of
 from tuner.twins import Member, Simulate, fit_twins
@@ -53,8 +55,8 @@ CALM_PREDICTIONS = 10
 LONGEST_PAUSE = 64
 #: The twins' own error: at least this, and this part of the gain.
 LEAST_SPREAD, SPREAD_PART = 0.01, 0.1
-#: The least where the computation of each layer is guessed.
-GUESSED_SPREAD = 0.03
+#: The least where the computation of each layer is guessed, or even the tensors' sizes.
+GUESSED_LAYERS, GUESSED_SIZES = 0.03, 0.08
 #: A quick simulation's error beside a longer one.
 QUICK_SPREAD = 0.015
 
@@ -96,6 +98,9 @@ class Refinement:
 
     def refine(self, situation: Situation, candidates: Sequence[CommConfig], opinion: Prediction) -> Prediction:
         """Return what a predictor says of ``candidates`` together with what twins say; alone without a twin."""
+        return with_queues(situation, candidates, self._refine(situation, candidates, opinion))
+
+    def _refine(self, situation: Situation, candidates: Sequence[CommConfig], opinion: Prediction) -> Prediction:
         fitted = self._twins(situation)
         if fitted is None:
             return opinion
@@ -104,7 +109,8 @@ class Refinement:
         self._search(fitted, present, configs)
         gains, between = self._gains(fitted, present, configs)
         simulated = np.isfinite(gains)
-        least = LEAST_SPREAD if situation.tensor_seconds else GUESSED_SPREAD
+        guessed = GUESSED_LAYERS if situation.tensor_bytes else GUESSED_SIZES
+        least = LEAST_SPREAD if situation.tensor_seconds else guessed
         doubt = np.sqrt(least**2 + (SPREAD_PART * gains) ** 2 + fitted.misfit**2 + between**2)
         ours, theirs = 1 / doubt**2, 1 / np.maximum(opinion.spread, 1e-3) ** 2
         off = float(np.mean((opinion.log_speedup - gains)[simulated])) if simulated.any() else 0.0

@@ -33,6 +33,10 @@ class Guess(NamedTuple):
         On what nodes say a message costs, and on how long they say one is on its way.
     byte_seconds
         What the communication thread takes per byte, before the factor; where no node tells.
+    growth
+        Logarithm of how many times larger the last tensor is than the first; where no node tells sizes.
+    layer_power
+        Computation of a tensor grows with this power of its size; where no node tells it.
     computation_seconds
         Of a step; where no pass is told.
     before
@@ -43,6 +47,8 @@ class Guess(NamedTuple):
     overhead_factor: float = 1.0
     latency_factor: float = 1.0
     byte_seconds: float = 0.0
+    growth: float = 4.0
+    layer_power: float = 0.5
     computation_seconds: float = 0.0
     before: bool = False
 
@@ -61,7 +67,8 @@ class Twin(NamedTuple):
 def twin_of(situation: Situation, guess: Guess = TOLD) -> Optional[Twin]:
     """Return the job that ``situation`` describes; None where it knows too little of the model or the network."""
     overhead, bandwidth = situation.overhead_seconds, situation.bandwidth_bytes_per_second
-    if not sum(situation.tensor_bytes) or overhead is None or bandwidth is None:
+    sizes = situation.tensor_bytes or _grown(situation.model_bytes, situation.tensors, guess.growth)
+    if not sum(sizes) or overhead is None or bandwidth is None:
         return None
     backward = situation.backward_seconds
     if backward is None:
@@ -98,15 +105,21 @@ def twin_of(situation: Situation, guess: Guess = TOLD) -> Optional[Twin]:
         latency_seconds=latency * guess.latency_factor,
         sum_bytes_per_second=sum_rate,
     )
-    if situation.backward_seconds is None and guess.before:
-        return Twin(_computed_before(situation.tensor_bytes, forward + backward), conditions)
-    return Twin(_profile(situation, forward, backward), conditions)
-
-
-def _profile(situation: Situation, forward: float, backward: float) -> ModelProfile:
-    sizes, seconds = situation.tensor_bytes, situation.tensor_seconds
+    seconds = situation.tensor_seconds
     if len(seconds) != len(sizes) or sum(seconds) <= 0:
-        seconds = tuple(math.sqrt(size) for size in sizes)
+        seconds = tuple(float(size) ** guess.layer_power for size in sizes)
+    if situation.backward_seconds is None and guess.before:
+        return Twin(_computed_before(sizes, forward + backward), conditions)
+    return Twin(_profile(sizes, seconds, forward, backward), conditions)
+
+
+def _grown(model_bytes: int, tensors: int, growth: float) -> tuple[int, ...]:
+    """Return sizes that grow from the first tensor to the last."""
+    parts = [math.exp(growth * number / tensors) for number in range(tensors)]
+    return tuple(max(4, int(model_bytes * part / sum(parts))) for part in parts) if model_bytes else ()
+
+
+def _profile(sizes: Sequence[int], seconds: Sequence[float], forward: float, backward: float) -> ModelProfile:
     part = 1 / sum(seconds)
     tensors = tuple(
         TensorProfile(str(number), size, forward * own * part, backward * own * part)

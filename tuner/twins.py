@@ -9,7 +9,7 @@ twin only is seldom best in the job.
 
 What nodes do not tell leaves more open, and each possibility is a twin. Where no pass is told, the rest of a step may
 be computation that communication overlaps with, computation before all of it, or messages that are dearer than stated.
-Where no cost per byte is told, it may be any of several.
+Where the cost per byte, the tensors' sizes or the computation of each is not told, it may be any of several.
 """
 
 from __future__ import annotations
@@ -44,8 +44,12 @@ SIGMA, SIGMA_WEIGHT = 1.2, 0.25
 #: What a byte may cost a communication thread, where that is not told, and at most this part of what the wire takes.
 BYTE_SECONDS = (0.0, 0.05e-9, 0.15e-9, 0.4e-9)
 MOST_OF_WIRE = 0.7
-#: What is less likely than the likeliest by this factor is left out.
+#: How tensors may grow from the first to the last, and their computation with their size.
+GROWTHS = (0.0, 4.0, 8.0)
+LAYER_POWERS = (0.0, 0.5, 1.0)
+#: Of what is not told, what is less likely than the likeliest by this factor is left out, and all but so many.
 UNLIKELY = 0.15
+MOST_MEMBERS = 4
 #: Communication that explains all but this part of a step leaves no computation.
 LEAST_COMPUTATION = 0.03
 #: Computation is found in so many steps at most.
@@ -70,7 +74,7 @@ def fit_twins(situation: Situation, measured: Mapping[CommConfig, float], simula
     if twin_of(situation) is None:
         return []
     fit = _Fit(situation, measured, simulate)
-    members = [fit.attempt(TOLD)] if situation.byte_seconds is not None else fit.bytes()
+    members = fit.likely(_possible(situation))
     likely = max(members, key=lambda member: member.weight)
     if situation.backward_seconds is None and fit.error(likely) < -LEAST_COMPUTATION:
         members = fit.computation(likely)
@@ -81,6 +85,21 @@ def fit_twins(situation: Situation, measured: Mapping[CommConfig, float], simula
     total = sum(member.weight for member in members)
     members = [member._replace(weight=member.weight / total) for member in members]
     return sorted(members, key=lambda member: -member.weight)
+
+
+def _possible(situation: Situation) -> list[Guess]:
+    """Return what may be where nodes do not tell."""
+    across = situation.bandwidth_bytes_per_second
+    assert across is not None  # else there is no twin
+    guesses = [TOLD]
+    if situation.byte_seconds is None:
+        most = MOST_OF_WIRE / across.median
+        guesses = [Guess(byte_seconds=seconds) for seconds in sorted({min(seconds, most) for seconds in BYTE_SECONDS})]
+    if not situation.tensor_bytes:
+        return [guess._replace(growth=growth) for guess in guesses for growth in GROWTHS]
+    if not situation.tensor_seconds and situation.backward_seconds is not None:
+        return [guess._replace(layer_power=power) for guess in guesses for power in LAYER_POWERS]
+    return guesses
 
 
 class _Fit:
@@ -138,15 +157,11 @@ class _Fit:
         log_factor = math.log(member.guess.overhead_factor)
         return (log_factor / self._spread) ** 2 + len(self._configs) * (member.misfit / FITS) ** 2
 
-    def bytes(self) -> list[Member]:
-        """Return twins of what a byte may cost."""
-        across = self._situation.bandwidth_bytes_per_second
-        assert across is not None  # else there is no twin
-        most = MOST_OF_WIRE / across.median
-        guesses = sorted({min(seconds, most) for seconds in BYTE_SECONDS})
-        members = self._weighed([self.attempt(Guess(byte_seconds=seconds)) for seconds in guesses])
-        likely = max(member.weight for member in members)
-        return [member for member in members if member.weight > UNLIKELY * likely]
+    def likely(self, guesses: Sequence[Guess]) -> list[Member]:
+        """Return the twins of the guesses that fit best."""
+        members = self._weighed([self.attempt(guess) for guess in guesses])
+        members = sorted(members, key=lambda member: -member.weight)[:MOST_MEMBERS]
+        return [member for member in members if member.weight > UNLIKELY * members[0].weight]
 
     def computation(self, idle: Member) -> list[Member]:
         """Return what the part of a step may be that communication, with which ``idle`` does nothing else, leaves."""
