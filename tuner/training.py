@@ -4,7 +4,8 @@
 held out, and writes it with its hash. On the held-out ones (models or sizes of clusters that it has not seen, with all
 candidates) it measures the *regret*: by how much of the fastest candidate's step time the chosen one is slower.
 ``--report`` writes all figures as JSON, ``--document`` the tables into a document, between the lines
-``<!-- figures -->`` and ``<!-- end -->``.
+``<!-- figures -->`` and ``<!-- end -->``. ``--judge`` does this for a network that is there, after a change of what
+goes with it.
 
 One scenario in ten is left out of the fit and says how far the network's spread is to be trusted.
 """
@@ -26,7 +27,7 @@ from tuner.dataset import DataSet
 from tuner.examples import Examples, examples_of, groups_of, rank_correlation, regret
 from tuner.features import GROUPS, NAMES
 from tuner.fitting import Recipe, Sample, fit
-from tuner.metanet import LEAST_SPREAD, MetaNetwork, Scaling
+from tuner.metanet import LEAST_SPREAD, MetaNetwork, Scaling, hash_path
 from tuner.network import Ensemble
 from tuner.rivals import beside_twin, best_static, boosted_trees, gaussian_process
 from tuner.scenarios import nearest
@@ -260,6 +261,7 @@ def insert(document: Path, text: str) -> None:
 @click.command()
 @click.argument("data", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @click.option("--output", type=click.Path(path_type=Path, dir_okay=False), required=True, help="The network (npz).")
+@click.option("--judge", is_flag=True, help="Judge the network in OUTPUT instead of training one.")
 @click.option("--seed", default=1, show_default=True)
 @click.option("--members", default=Recipe().members, show_default=True, help="Networks in the ensemble.")
 @click.option("--epochs", default=Recipe().epochs, show_default=True)
@@ -269,6 +271,7 @@ def insert(document: Path, text: str) -> None:
 def main(
     data: Sequence[Path],
     output: Path,
+    judge: bool,
     seed: int,
     members: int,
     epochs: int,
@@ -288,9 +291,12 @@ def main(
         left_out = examples.scenario % CALIBRATION == 0
         train_on = examples.take((kinds == "nothing") & ~left_out)
         calibration = examples.take((kinds == "nothing") & left_out)
-        fitting = bar.add_task("fitting", total=epochs)
-        network = train(train_on, calibration, recipe, seed, lambda epoch, loss: bar.advance(fitting))
-        digest = network.save(output)
+        if judge:
+            network, digest = MetaNetwork.load(output), hash_path(output).read_text(encoding="utf-8").split()[0]
+        else:
+            fitting = bar.add_task("fitting", total=epochs)
+            network = train(train_on, calibration, recipe, seed, lambda epoch, loss: bar.advance(fitting))
+            digest = network.save(output)
         judging = bar.add_task("twins", total=len(test.present))
         result = report_of(whole, train_on, test, network, seed, lambda: bar.advance(judging))
         if ablate:
