@@ -183,8 +183,7 @@ class AutoByteTuner(Tuner):
 
     def _reopen(self, changed: dict[str, float], closed: Round) -> None:
         self._change = ", ".join(f"{name} {ratio:.0%} of what it was" for name, ratio in changed.items())
-        doubt = DOUBT * sum(abs(math.log(ratio)) for ratio in changed.values())
-        self._knowledge.doubt(doubt)
+        self._knowledge.doubt(DOUBT * sum(abs(math.log(ratio)) for ratio in changed.values()))
         network = bool(NETWORK & changed.keys())
         jumped = abs(math.log(changed.get(STEP, 1.0))) > math.log(RETREAT_FACTOR)
         self._retreat = jumped and is_far(self._config, self._start)

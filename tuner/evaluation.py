@@ -18,8 +18,8 @@ Twice: over *equal steps*, where phases change after so many steps and the times
 where phases last as long as they do under the default and the steps count. A gain of 5 % means 1.05 times as fast.
 
 **Convergence** after a change is counted in steps: the first one from which :data:`RUNNING_STEPS` steps in a row are on
-average within :data:`CONVERGED` of the phase's best configuration. Nodes report once per window, so no tuner can react
-before a window has ended; ``converge windows`` counts the same in windows.
+average within :data:`CONVERGED` of the phase's best configuration. ``converge windows`` counts the same in windows of
+a node to which nothing happens.
 """
 
 from __future__ import annotations

@@ -91,3 +91,16 @@ def test_a_tuner_that_hangs_holds_nobody_up_and_is_told_once() -> None:
 
 def test_a_thread_that_was_not_started_can_be_stopped() -> None:
     TuningThread(FakeTuning()).stop(1.0)  # type: ignore[arg-type]
+
+
+def test_what_is_posted_is_taken_at_once_and_the_loop_is_told_that_a_decision_may_come() -> None:
+    tuning = FakeTuning(hold=True)
+    thread = TuningThread(tuning)  # type: ignore[arg-type]
+    assert not thread.busy
+    thread.start()
+    thread.observe(observation(0), 1.0)
+    assert tuning.entered.wait(5.0)
+    assert thread.busy
+    tuning.let_go.set()
+    assert take_within(thread, 5.0) == DECIDED
+    thread.stop(5.0)

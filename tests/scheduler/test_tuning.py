@@ -171,12 +171,33 @@ def test_a_tuner_that_proposes_nothing_but_nonsense_is_retired() -> None:
     assert (len(host.told(Refused)), len(host.told(Retired)), tuner.asked) == (10, 1, 10)
 
 
-def test_a_tuner_is_asked_twice_a_second_at_most() -> None:
+def test_a_tuner_is_asked_twice_a_second_where_nodes_are_silent() -> None:
     tuner = Scripted()
     host = Host(tuner)
     for tenth in range(21):
         host.tuning.step(100.0 + 0.1 * tenth)
     assert tuner.asked == 5
+
+
+def test_a_tuner_is_asked_as_soon_as_all_workers_have_reported() -> None:
+    tuner = Scripted()
+    host = Host(tuner)
+    host.tuning.step(100.0)
+    for turn, rank in enumerate((0, 0, 1, 1, 0)):
+        host.tuning.observe(window(rank, epoch=0), 100.01 + 0.01 * turn)
+        host.tuning.step(100.01 + 0.01 * turn)
+    assert tuner.asked == 3
+    assert [seen.rank for seen in tuner.seen] == [0, 0, 1, 1, 0]
+
+
+def test_a_tuner_is_left_alone_for_a_moment_after_a_refusal() -> None:
+    tuner = Scripted(forced(credit_bytes=-1))
+    host = Host(tuner)
+    for tenth in range(8):
+        for rank in (0, 1):
+            host.tuning.observe(window(rank, epoch=0), 100.0 + 0.1 * tenth)
+        host.tuning.step(100.0 + 0.1 * tenth)
+    assert tuner.asked == 4  # the fifth time is the first after half a second
 
 
 # ---------------------------------------------------------------------------------------- observations

@@ -117,6 +117,14 @@ def test_a_round_closes_when_all_nodes_have_reported() -> None:
     assert (closed.step_seconds, closed.steps) == (0.1, 10)
 
 
+def test_later_rounds_wait_for_workers_only_and_have_what_each_server_has_said_last() -> None:
+    rounds = Rounds()
+    (first,) = rounds.add([server(), worker(0), worker(1)])
+    (second,) = rounds.add([worker(1), worker(0)])
+    assert second.observations[2] is first.observations[2]
+    assert rounds.add([server(), server()]) == []
+
+
 def test_a_round_closes_when_a_node_reports_again() -> None:
     closed = Rounds().add([worker(0), worker(0), worker(0)])
     assert [len(one.observations) for one in closed] == [1, 1]
