@@ -292,7 +292,9 @@ class CommunicationLoop:
             self._send(now)
             if self._exchange.broken is not None:
                 raise self._exchange.broken
-            if now >= self._next_check or self.traffic.due(now):
+            if self.traffic.due(now):
+                self._report(now)
+            if now >= self._next_check:
                 self._next_check = now + CHECK_SECONDS
                 self._check(now)
 
@@ -455,11 +457,13 @@ class CommunicationLoop:
         if late is not None:
             self._give_up(late)
         self._calls.expire(self.deadline_seconds, DEADLINE_GRACE_SECONDS, now)
+        if self._leaving is not None:
+            self._leave_when_done(now)
+
+    def _report(self, now: float) -> None:
         observation = self.traffic.report(now)
         if observation is not None:
             self._membership.send(messages.Report(observation))
-        if self._leaving is not None:
-            self._leave_when_done(now)
 
     def _give_up(self, error: AutoByteError) -> None:
         """Leave the job as failed and end the loop. Operations end when nobody reads their memory any more."""

@@ -130,7 +130,9 @@ class Server:
             if self._lane.socket in ready:
                 self._receive(now)
             self._send(now)
-            if now >= self._next_check or self._traffic.due(now):
+            if self._traffic.due(now):
+                self._report(now)
+            if now >= self._next_check:
                 self._next_check = now + CHECK_SECONDS
                 self._check(now)
 
@@ -277,6 +279,8 @@ class Server:
         for answer in self._book.expired_pushes(now):
             self._answer(answer, now)
         self._reply(self._commands.waited())
+
+    def _report(self, now: float) -> None:
         self._traffic.counters.nonfinite = self._book.nonfinite
         observation = self._traffic.report(now)
         if observation is not None:

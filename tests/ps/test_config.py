@@ -20,9 +20,7 @@ def test_what_mxnet_users_set_is_enough() -> None:
     settings = Settings.from_env(Role.WORKER, PLAIN)
     assert (settings.root_host, settings.root_port) == ("10.0.0.1", 9091)
     assert (settings.num_workers, settings.num_servers) == (2, 3)
-    assert settings.config == CommConfig(
-        partition_bytes=512 * KIB, credit_bytes=4 * MIB, fusion_bytes=None, epoch=0
-    )
+    assert settings.config == CommConfig(partition_bytes=512 * KIB, credit_bytes=4 * MIB, fusion_bytes=None, epoch=0)
     assert settings.preferred_rank == -1
 
 
