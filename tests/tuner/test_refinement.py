@@ -165,7 +165,7 @@ def test_steps_that_only_communicate_gain_by_large_credit_only_what_a_simulation
 
 def test_where_too_little_is_known_the_inner_one_answers() -> None:
     simulate = Counting()
-    situation = replace(seen(), tensor_bytes=())
+    situation = replace(seen(), tensor_bytes=(), model_bytes=0)
     prediction = Refinement(simulate).refine(situation, SPACE, unsure(situation, SPACE, gain=0.1))
     assert prediction.log_speedup[0] == 0.1
     assert simulate.asked == []

@@ -66,10 +66,28 @@ def test_computation_that_no_pass_tells_of_is_guessed() -> None:
     assert before.profile.forward_seconds == 0.0
 
 
+def test_sizes_that_no_node_tells_make_up_the_model() -> None:
+    unknown = replace(seen(), tensor_bytes=(), tensor_seconds=())
+    alike, grown = twin_of(unknown, Guess(growth=0.0)), twin_of(unknown, Guess(growth=4.0))
+    assert alike is not None and grown is not None
+    assert [tensor.size_bytes for tensor in alike.profile.tensors] == [1_000_000, 1_000_000]
+    assert grown.profile.tensors[1].size_bytes > 5 * grown.profile.tensors[0].size_bytes
+    assert grown.profile.model_bytes == pytest.approx(2_000_000, abs=8)
+
+
+def test_computation_of_layers_that_no_node_tells_grows_with_their_size() -> None:
+    unknown = replace(seen(), tensor_seconds=())
+    for power, ratio in ((0.0, 1.0), (0.5, 2.0), (1.0, 4.0)):
+        twin = twin_of(unknown, Guess(layer_power=power))
+        assert twin is not None
+        first, second = twin.profile.tensors
+        assert second.backward_seconds == pytest.approx(ratio * first.backward_seconds)
+
+
 @pytest.mark.parametrize(
     "unknown",
     [
-        {"tensor_bytes": ()},
+        {"tensor_bytes": (), "model_bytes": 0},
         {"overhead_seconds": None},
         {"bandwidth_bytes_per_second": None},
     ],
