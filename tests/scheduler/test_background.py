@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 import time
 from typing import Optional
+
+import pytest
 
 from ps.config import CommConfig, Role
 from ps.stats import Observation
@@ -36,6 +40,8 @@ class FakeTuning:
     def step(self, now: float) -> Optional[CommConfig]:
         if self.entered.is_set():
             return None
+        if sys.platform == "linux":
+            self.niceness = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
         self.entered.set()
         self.let_go.wait(10.0)
         return DECIDED
@@ -104,3 +110,13 @@ def test_what_is_posted_is_taken_at_once_and_the_loop_is_told_that_a_decision_ma
     tuning.let_go.set()
     assert take_within(thread, 5.0) == DECIDED
     thread.stop(5.0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere threads have no priority of their own")
+def test_whoever_trains_has_the_processor_first() -> None:
+    tuning = FakeTuning()
+    thread = TuningThread(tuning)
+    thread.start()
+    assert take_within(thread, 5.0) == DECIDED
+    thread.stop(5.0)
+    assert tuning.niceness == max(background.NICENESS, os.getpriority(os.PRIO_PROCESS, 0))
