@@ -29,6 +29,8 @@ __all__ = ["Counters", "LinkTotals"]
 
 #: The step in which a configuration arrives and the one that follows are of neither configuration.
 STEPS_LOST_BY_SWITCH = 2
+#: What was not pushed in so many whole steps is no part of the model.
+MODEL_STEPS = 2
 #: Only so many of a window's latest durations are kept for a median.
 MAX_SAMPLES = 256
 #: The rate of summation is taken over so many seconds of it, from messages whose bytes are what takes the time.
@@ -71,6 +73,14 @@ class _Totals(NamedTuple):
     cpu_seconds: float = 0.0
 
 
+class _Pushed(NamedTuple):
+    """A tensor's last push."""
+
+    step: int  #: in which it was
+    place: int  #: in the forward pass: minus its priority
+    size_bytes: int
+
+
 class Counters:
     """Counts what one node does; see the module docstring.
 
@@ -106,8 +116,7 @@ class Counters:
         self._steps_to_drop = 0
         self._overdue_at = math.inf  # when the step in progress lasts too long
         self._overdue_seconds: Optional[float] = None  # how long it lasted when that was noticed, in this window
-        self._pushed: list[tuple[int, int]] = []  # in the step in progress: minus priority, bytes
-        self._model: list[tuple[int, int]] = []  # in the last whole step
+        self._pushed: dict[int, _Pushed] = {}  # by the number of the tensor
         self._layer_times = LayerTimes()
         self._layers: tuple[LayerGroup, ...] = ()
         # summation
@@ -133,14 +142,12 @@ class Counters:
         """The version of the first key has advanced: a step ended, and the next one began."""
         if self._step_began is not None:
             self.total_steps += 1
-            self._model = self._pushed
             if self._steps_to_drop:
                 self._steps_to_drop -= 1
             else:
                 self._count(now - self._step_began)
         self._step_began = now
         self._overdue_at = now + self.attention.patience_seconds
-        self._pushed = []
 
     @property
     def overdue_at(self) -> float:
@@ -163,19 +170,25 @@ class Counters:
             while len(self._step_seconds) > alone:
                 self._step_seconds.popleft()
 
-    def pushed(self, tensor_bytes: int, priority: int = 0) -> None:
-        """One tensor was pushed in the step in progress (call it after :meth:`step_began` for the first key)."""
-        self._pushed.append((-priority, tensor_bytes))
+    def pushed(self, tensor: int, tensor_bytes: int, priority: int = 0) -> None:
+        """A tensor was pushed in the step in progress (call it after :meth:`step_began` for the first key)."""
+        self._pushed[tensor] = _Pushed(self.total_steps, -priority, tensor_bytes)
 
     def note_training(self, step: StepTimes) -> None:
         """A step computed for so long."""
         self._layer_times.add(step)
         self._trained = True
 
-    def _tensor_bytes(self) -> tuple[int, ...]:
-        if self.rank != 0:
-            return ()
-        return tuple(size for _, size in sorted(self._model, key=lambda pushed: pushed[0])[:MAX_TENSORS])
+    def _model(self) -> list[_Pushed]:
+        """Return the tensors of a step in forward order.
+
+        Gradients that are ready at the same time as the first key's are pushed before it in one step and after it in
+        the next. So it is not one step that tells.
+        """
+        if not self.total_steps:
+            return []
+        model = [pushed for pushed in self._pushed.values() if pushed.step >= self.total_steps - MODEL_STEPS]
+        return sorted(model, key=lambda pushed: pushed.place)
 
     # ---------------------------------------------------------------------------------------- both
 
@@ -250,6 +263,7 @@ class Counters:
         profile = self._layer_times.profile() if self._trained else None
         if profile is not None:
             self._layers = profile.layers
+        model = self._model()
         waited_seconds = links.queue_wait_seconds - before.queue_wait_seconds
         partitions_sent = links.partitions_sent - before.partitions_sent
         observation = Observation(
@@ -265,9 +279,9 @@ class Counters:
             forward_seconds=None if profile is None else profile.forward_seconds,
             backward_seconds=None if profile is None else profile.backward_seconds,
             layers=self._layers,
-            tensors=len(self._model),
-            model_bytes=sum(size for _, size in self._model),
-            tensor_bytes=self._tensor_bytes(),
+            tensors=len(model),
+            model_bytes=sum(pushed.size_bytes for pushed in model),
+            tensor_bytes=tuple(pushed.size_bytes for pushed in model[:MAX_TENSORS]) if self.rank == 0 else (),
             bytes_sent=links.bytes_sent - before.bytes_sent,
             bytes_received=bytes_received - before.bytes_received,
             messages_sent=links.messages_sent - before.messages_sent,

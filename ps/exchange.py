@@ -201,7 +201,7 @@ class Exchange:
             self._step_key = key
         if key is self._step_key:
             self._traffic.counters.step_began(now)
-        self._traffic.counters.pushed(nbytes, priority)
+        self._traffic.counters.pushed(key.tensor.id, nbytes, priority)
 
     # -------------------------------------------------------------------------------------- answers
 

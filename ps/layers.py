@@ -9,7 +9,9 @@ one after the other, sums of the step before had arrived. :class:`LayerTimes` ma
 * **forward**: layers cannot be told apart from outside. They are assumed to take the same parts of the pass as
   backward. A layer could not start before its sum had arrived, and the pass ended at a known instant; so each sum
   bounds its duration from above, and the smallest bound is taken for it: computation, without the waiting that the
-  communication causes. Layers near the end, whose part is too small to say much, are left out.
+  communication causes. Layers near the end, whose part is too small to say much, are left out. Where all sums are late
+  for steps on end, no bound is near. But forward is the same part of backward in all steps of a model, so the least part
+  that was ever seen is right.
 
 For the wire, neighbouring tensors are joined into at most ``MAX_LAYERS`` groups, of which none holds much more than
 its part of the bytes, the time and the tensors.
@@ -17,6 +19,7 @@ its part of the bytes, the time and the tensors.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import deque
 from typing import Any, NamedTuple, Optional
@@ -75,12 +78,14 @@ class LayerTimes:
 
     def __init__(self) -> None:
         self._steps: deque[StepTimes] = deque(maxlen=STEPS)
+        self._forward_part = math.inf  # of backward, at most
 
     def add(self, step: StepTimes) -> None:
         """Take a step. One that pushes other tensors than those before is of another model, which replaces theirs."""
         steps = self._steps
         if steps and (steps[-1].priorities, steps[-1].sizes_bytes) != (step.priorities, step.sizes_bytes):
             steps.clear()
+            self._forward_part = math.inf
         steps.append(step)
 
     def profile(self) -> Optional[Profile]:
@@ -96,10 +101,13 @@ class LayerTimes:
         bounds = [_forward_seconds(step, forward_order, following) for step in self._steps]
         known = [bound for bound in bounds if bound is not None]
         forward_seconds = statistics.median(known) if known else None
+        backward_seconds = statistics.median([step.backward_seconds for step in self._steps])
+        if forward_seconds is not None and backward_seconds > 0:
+            if len(known) == STEPS:
+                self._forward_part = min(self._forward_part, forward_seconds / backward_seconds)
+            forward_seconds = min(forward_seconds, self._forward_part * backward_seconds)
         return Profile(
-            _groups(sizes, parts, parts * (forward_seconds or 0.0), backward),
-            forward_seconds,
-            statistics.median([step.backward_seconds for step in self._steps]),
+            _groups(sizes, parts, parts * (forward_seconds or 0.0), backward), forward_seconds, backward_seconds
         )
 
     def _backward_of_each(self) -> NDArray[Any]:

@@ -143,6 +143,8 @@ class AutoByteTuner(Tuner):
         if self._overdue and now >= self._flee_at:
             return self._flee(now)
         if self._trial is not None:
+            if self._trial.began is None:  # the decision itself may have taken long
+                self._trial = self._trial._replace(began=now)
             return self._give_up(self._trial) if self._void else self._judge(self._trial, now)
         situation, present = self._situation(), self._time()
         if situation is None or present is None or not self._heard:
@@ -155,7 +157,7 @@ class AutoByteTuner(Tuner):
                 return None
             self._knowledge.learn_from_loss(*self._taken_back, present)
             self._taken_back = None
-        return self._search(situation, present, now)
+        return self._search(situation, present)
 
     # -------------------------------------------------------------------------------- what is known
 
@@ -258,7 +260,7 @@ class AutoByteTuner(Tuner):
 
     # ------------------------------------------------------------------------------------ the search
 
-    def _search(self, situation: Situation, present: StepTime, now: float) -> Optional[Proposal]:
+    def _search(self, situation: Situation, present: StepTime) -> Optional[Proposal]:
         if len(self._rounds) >= NOTED_ROUNDS:
             self._knowledge.note(situation, present)
         if self._mixed:  # whatever is predicted now is partly of before the change
@@ -268,39 +270,39 @@ class AutoByteTuner(Tuner):
         best = self._choice.probable(belief, setting) if self._purse.open else None
         if best is not None:
             self._retreat, self._resume = False, None
-            return self._switch(best, belief, situation, present, "", now)
+            return self._switch(best, belief, situation, present)
         if self._retreat:
             return self._go_back()
         if not self._purse.open:
             return None
         if self._resume is not None:
-            return self._go_on(belief, situation, present, now)
+            return self._go_on(belief, situation, present)
         if self._check:
             self._check = False
             start = self._choice.start(belief, setting)
             if start is not None:
-                return self._switch(start, belief, situation, present, "against the start's; ", now)
+                return self._switch(start, belief, situation, present, "against the start's; ")
         if len(self._rounds) >= EXPLORING_ROUNDS and self._scatter.rounds >= EXPLORING_COMPARED:
             promising = self._choice.promising(belief, setting)
             if promising is not None:
-                return self._switch(promising, belief, situation, present, "exploring; ", now)
+                return self._switch(promising, belief, situation, present, "exploring; ")
         return None
 
-    def _go_on(self, belief: Belief, situation: Situation, present: StepTime, now: float) -> Optional[Proposal]:
+    def _go_on(self, belief: Belief, situation: Situation, present: StepTime) -> Optional[Proposal]:
         """Try what an earlier run of the job has ended with, unless the predictor knows better."""
         config, self._resume = self._resume, None
         candidates = self._choice.candidates
         index = candidates.index(config) if config in candidates else -1
         if index < 0 or config == self._config or belief.mean[index] + belief.deviation[index] < 0:
             return None
-        return self._switch(index, belief, situation, present, "where the last run of the job ended; ", now)
+        return self._switch(index, belief, situation, present, "where the last run of the job ended; ")
 
     def _switch(
-        self, index: int, belief: Belief, situation: Situation, present: StepTime, why: str, now: float
+        self, index: int, belief: Belief, situation: Situation, present: StepTime, why: str = ""
     ) -> Proposal:
         config, gain, spread = self._choice.candidates[index], float(belief.mean[index]), float(belief.deviation[index])
         safe = config == self._start
-        self._trial = Trial(self._config, config, present, situation, gain, spread, now, safe)
+        self._trial = Trial(self._config, config, present, situation, gain, spread, safe)
         self._void = False
         return self._put_in_force(config, f"{why}gain {gain:+.1%} ± {spread:.1%} expected", gain)
 

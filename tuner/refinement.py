@@ -9,8 +9,9 @@ partitions take longest, so they are simulated only while smaller ones seem to b
 left to the network, corrected by how far it was off on average where both have spoken. What no simulation shows of a
 large credit is added at the end (:mod:`tuner.queues`).
 
-Twins are kept until the conditions have moved away from them, or steps do not last as long as they say. Where that
+Twins are made anew when the conditions have moved away from them, or steps do not last as long as they say. Where that
 happens all the time, as where estimates jump, they are made ever more rarely, since that takes a second of a processor.
+Until then the old ones answer, and are doubted the more the further the conditions have moved.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ BEST = 8
 FITTED = 4
 #: Twins are made anew when an estimate has moved by this logarithm, ...
 MOVED, MOVED_COST = 0.1, 0.2
+#: ... after which each such step of it adds this to their error, and nobody asks them after so many.
+STALE_DOUBT, MOST_STALE = 0.02, 4.0
 #: ... or where their steps are off by this, but not before so many predictions.
 OFF, OFF_PREDICTIONS = 0.05, 5
 #: Twins that last for less than so many predictions, and twice the pause, double the pause before the next ones.
@@ -161,23 +164,28 @@ class Refinement:
             return None
         present = replace(situation.config, epoch=0)
         estimates, shape = _estimates(situation), _shape(situation)
-        fitted = self._fitted
-        if fitted is None or fitted.shape != shape or _moved(fitted.estimates, estimates):
-            fitted = None
+        fitted, moved = self._fitted, math.inf
+        if fitted is not None and fitted.shape == shape:
+            moved = _distance(fitted.estimates, estimates)
+        if moved > 1:
             self._measured.clear()
         self._measured.pop(present, None)  # the newest come last
         self._measured[present] = math.log(situation.step_seconds)
         self._predictions += 1
-        if fitted is not None:
-            first = fitted.members[0]
-            if not _bearable(first.twin, present):
+        if fitted is None or moved > MOST_STALE:
+            if self._predictions < self._pause:
                 return None
+        elif not _bearable(fitted.members[0].twin, present):
+            return None
+        else:
+            first = fitted.members[0]
             self._complete(first.twin, first.log_seconds, [present])
             off = abs(first.log_seconds[present] - self._measured[present])
-            if off <= max(OFF, fitted.misfit) or self._predictions < max(OFF_PREDICTIONS, self._pause):
+            if moved > 1 and self._predictions < self._pause:
+                return fitted._replace(misfit=math.hypot(fitted.misfit, off, STALE_DOUBT * moved))
+            fits = off <= max(OFF, fitted.misfit) or self._predictions < max(OFF_PREDICTIONS, self._pause)
+            if moved <= 1 and fits:
                 return fitted
-        elif self._predictions < self._pause:
-            return None
         calm = self._predictions >= CALM_PREDICTIONS + 2 * self._pause
         self._pause = 1 if calm else min(2 * self._pause, LONGEST_PAUSE)
         self._predictions = 0
@@ -249,5 +257,5 @@ def _estimates(situation: Situation) -> Array:
     )
 
 
-def _moved(before: Array, now: Array) -> bool:
-    return bool(np.abs(now - before).max() > 1)
+def _distance(before: Array, now: Array) -> float:
+    return float(np.abs(now - before).max())

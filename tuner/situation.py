@@ -85,9 +85,12 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
         Median over workers and windows; ``forward_seconds`` and ``backward_seconds`` likewise, where a worker can tell.
     workers, servers
         Each host by rank.
-    bandwidth_bytes_per_second, latency_seconds, overhead_seconds
-        Over all hosts; the latency is one way, the overhead per message. ``byte_seconds`` is what the communication
-        thread takes per byte on top of the overhead.
+    bandwidth_bytes_per_second, overhead_seconds
+        Over all hosts; the overhead is per message. ``byte_seconds`` is what the communication thread takes per byte on
+        top of it.
+    latency_seconds
+        One way. Workers and servers are the two ends of the same links, and queues only ever add to what either sees:
+        the side whose median is less is right.
     sum_bytes_per_second
         Of the slowest server.
     queue_wait_seconds
@@ -136,6 +139,7 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
             return None
         nodes = [*workers, *servers]
         seen = [observation for observation in observations if observation.role is Role.WORKER]
+        passes = _passes(seen)
         return cls(
             config=config,
             num_workers=workers[0].num_workers,
@@ -145,12 +149,16 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
             tensor_bytes=max((_tensor_bytes(worker) for worker in workers), key=len),
             tensor_seconds=max((_tensor_seconds(worker.layers) for worker in workers), key=len),
             step_seconds=_median(seen, lambda worker: worker.step_seconds),
-            forward_seconds=_median(seen, lambda worker: worker.forward_seconds),
-            backward_seconds=_median(seen, lambda worker: worker.backward_seconds),
-            workers=_hosts(workers, workers[0].num_workers),
+            forward_seconds=passes.forward_seconds,
+            backward_seconds=passes.backward_seconds,
+            workers=_hosts(workers, workers[0].num_workers, passes.forward_part),
             servers=_hosts(servers, workers[0].num_servers),
             bandwidth_bytes_per_second=Across.of(node.bandwidth_bytes_per_second for node in nodes),
-            latency_seconds=Across.of(node.latency_seconds for node in nodes),
+            latency_seconds=min(
+                filter(None, (Across.of(node.latency_seconds for node in side) for side in (workers, servers))),
+                key=lambda across: across.median,
+                default=None,
+            ),
             overhead_seconds=Across.of(node.overhead_seconds for node in nodes),
             byte_seconds=Across.of(node.byte_seconds for node in nodes),
             sum_bytes_per_second=min(filter(None, map(_sum_rate, servers)), default=None),
@@ -172,6 +180,34 @@ def rates_of(situation: Situation, bandwidth: Across) -> tuple[list[float], list
         return known or [bandwidth.least]
 
     return rates(situation.workers), rates(situation.servers)
+
+
+class _Passes(NamedTuple):
+    """Computation of a step, and how long forward is beside backward."""
+
+    forward_seconds: Optional[float]
+    backward_seconds: Optional[float]
+    forward_part: Optional[float]
+
+
+def _passes(workers: Sequence[Observation]) -> _Passes:
+    """Return the passes of the worker in the middle.
+
+    All compute the same model, so forward is the same part of backward everywhere. Backward waits for nothing, but a
+    worker whose sums are late sees no more of its own forward pass than a bound: the least part is right.
+    """
+    forward, backward = (
+        _median(workers, lambda worker: worker.forward_seconds),
+        _median(workers, lambda worker: worker.backward_seconds),
+    )
+    parts = [
+        worker.forward_seconds / worker.backward_seconds
+        for worker in workers
+        if worker.forward_seconds is not None and worker.backward_seconds
+    ]
+    if not parts or backward is None:
+        return _Passes(forward, backward, None)
+    return _Passes(min(parts) * backward, backward, min(parts))
 
 
 def _median(observations: Iterable[Observation], value: Callable[[Observation], Optional[float]]) -> Optional[float]:
@@ -201,15 +237,18 @@ def _sum_rate(server: Observation) -> Optional[float]:
     return known
 
 
-def _hosts(nodes: Iterable[Observation], count: int) -> tuple[HostView, ...]:
+def _hosts(nodes: Iterable[Observation], count: int, forward_part: Optional[float] = None) -> tuple[HostView, ...]:
     hosts = [HostView()] * count
     for node in nodes:
+        forward_seconds = node.forward_seconds
+        if forward_part is not None and node.backward_seconds:
+            forward_seconds = forward_part * node.backward_seconds
         hosts[node.rank] = HostView(
             _known(node.bandwidth_bytes_per_second),
             _known(node.receive_bandwidth_bytes_per_second),
             _known(node.overhead_seconds),
             _known(node.byte_seconds),
-            node.forward_seconds,
+            forward_seconds,
             _sum_rate(node),
         )
     return tuple(hosts)

@@ -59,8 +59,8 @@ class Trial(NamedTuple):
     situation: Situation  #: before
     predicted: float  #: log speedup
     spread: float
-    began: float
     safe: bool = False  #: whether it is what the job started with
+    began: Optional[float] = None  #: when it was first looked at
 
     @property
     def smaller(self) -> bool:
@@ -76,7 +76,7 @@ class Trial(NamedTuple):
         """
         if after is None:
             silent_seconds = max(SILENT_SECONDS, SILENT_STEPS * self.time.seconds)
-            if now - self.began <= silent_seconds:
+            if self.began is None or now - self.began <= silent_seconds:
                 return None
             return Verdict(Outcome.GO_BACK, f"no step has ended for {silent_seconds:.0f} s", None, 0.0)
         gain = math.log(after.speedup_over(self.time))

@@ -82,16 +82,27 @@ def test_the_step_of_a_switch_and_the_next_are_of_no_epoch() -> None:
     assert (seen.epoch, seen.steps, seen.step_seconds) == (1, 1, 2.0)
 
 
-def test_model_is_what_the_last_whole_step_pushed() -> None:
+def test_model_is_what_steps_push_wherever_their_boundary_falls() -> None:
     counters = worker()
-    for now in (10.0, 11.0):
-        counters.step_began(now)
-        counters.pushed(400)
-        counters.pushed(100)
-    counters.step_began(12.0)
-    counters.pushed(400)
-    seen = observe(counters, 12.5)
-    assert (seen.tensors, seen.model_bytes) == (2, 500)
+    seen = []
+    for step, others in enumerate(((2, 1), (1, 2), (), (2, 1, 2))):  # tensor 2 is ready before the first key, or after
+        counters.step_began(10.0 + step)
+        counters.pushed(0, 400)
+        for tensor in others:
+            counters.pushed(tensor, 100 * tensor)
+        seen.append(observe(counters, 10.5 + step))
+    assert [(each.tensors, each.model_bytes) for each in seen] == [(0, 0), (3, 700), (3, 700), (3, 700)]
+
+
+def test_what_is_not_pushed_any_more_is_no_part_of_the_model() -> None:
+    counters = worker()
+    for step in range(5):
+        counters.step_began(10.0 + step)
+        counters.pushed(0, 400)
+        if step == 0:
+            counters.pushed(1, 100)
+    seen = observe(counters, 15.0)
+    assert (seen.tensors, seen.model_bytes) == (1, 400)
 
 
 def test_worker_0_tells_the_sizes_of_the_tensors_in_forward_order() -> None:
@@ -101,7 +112,7 @@ def test_worker_0_tells_the_sizes_of_the_tensors_in_forward_order() -> None:
         counters.rank = rank
         counters.step_began(10.0)
         for index in (2, 1, 0):  # as a backward pass yields gradients
-            counters.pushed(100 + index, priority=-index)
+            counters.pushed(index, 100 + index, priority=-index)
         counters.step_began(11.0)
         sizes.append(observe(counters, 11.5).tensor_bytes)
     assert sizes == [(100, 101, 102), ()]

@@ -7,7 +7,7 @@ from typing import Optional, Sequence
 
 import pytest
 
-from ps.layers import LayerTimes, Profile, StepTimes
+from ps.layers import STEPS, LayerTimes, Profile, StepTimes
 from ps.stats import MAX_LAYERS, LayerGroup
 
 pytestmark = pytest.mark.timeout(10)
@@ -131,3 +131,18 @@ def test_a_deep_model_is_joined_to_64_groups_that_keep_totals_and_large_tensors_
     before = sum(group.tensors for group in found.layers[: large[0]])
     assert before <= 200 < before + found.layers[large[0]].tensors
     assert max(group.tensors for group in found.layers) < 20
+
+
+def test_forward_stays_the_part_of_backward_that_it_was_where_all_sums_are_late() -> None:
+    times = LayerTimes()
+    for _ in range(STEPS):
+        times.add(step(ready=[8.0, 4.0], arrived=[2.0, 1.0]))
+    found = times.profile()
+    assert found is not None and found.forward_seconds == 2.0
+    for _ in range(STEPS):  # on a slow network forward seems to take long; and backward takes half as long again
+        times.add(step(ready=[12.0, 6.0], arrived=[9.0, 8.0]))
+    found = times.profile()
+    assert found is not None and (found.forward_seconds, found.backward_seconds) == (3.0, 12.0)
+    times.add(step(ready=[12.0, 6.0], arrived=[9.0, 8.0], sizes=[1, 2]))  # another model
+    found = times.profile()
+    assert found is not None and found.forward_seconds == 9.0

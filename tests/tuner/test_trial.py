@@ -71,7 +71,7 @@ def test_a_trial_is_given_up_where_even_a_long_one_could_not_tell() -> None:
 
 
 def test_going_back_to_the_start_needs_no_gain() -> None:
-    back = Trial(LARGER, BEFORE, StepTime(0.1, 0.005), SITUATION, 0.0, 0.05, began=0.0, safe=True)
+    back = Trial(LARGER, BEFORE, StepTime(0.1, 0.005), SITUATION, 0.0, 0.05, safe=True, began=0.0)
     assert outcome(back.verdict(StepTime(0.1002, 0.005), 8, 80, now=9.0)) == Outcome.KEEP
     assert outcome(back.verdict(StepTime(0.103, 0.005), 8, 80, now=9.0)) == Outcome.GO_BACK
 
