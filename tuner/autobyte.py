@@ -16,7 +16,8 @@ every candidate would bring, what was measured corrects it (:mod:`tuner.belief`)
 5. **check** against the start's configuration, once after each change, where it may be better: what is in force must
    not stay slower than the default for long;
 6. **retreat** to the start's configuration when steps suddenly last much longer or shorter under one that is far from
-   it (smaller, or much larger): before any estimate has followed, even before a step ends that lasts for too long.
+   it (smaller, or much larger): before any estimate has followed, even before a step ends that lasts for too long. When
+   estimates have followed, **return** to what was verified before, if that is still believed to be better.
 
 What the job teaches is kept, and learned from, in :mod:`tuner.knowledge`.
 """
@@ -34,7 +35,7 @@ from ps.attention import OVERDUE
 from ps.config import CommConfig
 from ps.stats import Observation
 from tuner.belief import Array, Belief
-from tuner.caution import Refusals, is_far, is_smaller, near, within_reach
+from tuner.caution import Refusals, is_far, is_smaller, within_reach
 from tuner.change import NETWORK, STEP, Watch
 from tuner.choice import Choice, Setting, certain_gains
 from tuner.interface import Proposal, Tuner
@@ -73,6 +74,10 @@ DOUBT = 0.5
 #: Exploration begins after so many rounds in which nothing changed, and when rounds were compared so many times.
 EXPLORING_ROUNDS = 4
 EXPLORING_COMPARED = 5
+#: What was left in a retreat is returned to after so many rounds in which nothing changed.
+RETURN_ROUNDS = 3
+#: ... if it is believed to gain as much, and more than a deviation.
+LEAST_RETURN = 0.03
 #: A slow-down by this factor under a configuration smaller than the start's ends it at once, and a step that changes by
 #: it during a trial makes that void.
 RETREAT_FACTOR = 1.3
@@ -128,6 +133,7 @@ class AutoByteTuner(Tuner):
         self._flee_at = -math.inf  # not before
         self._check = False  # whether the start's configuration is to be tried
         self._resume: Optional[CommConfig] = None  # what an earlier run of the job has ended with
+        self._left: Optional[CommConfig] = None  # what was in force before a retreat
         self._futile = 0  # trials in a row that brought nothing
         self._purse = Purse()
         self._to_skip = SKIPPED_ROUNDS
@@ -264,19 +270,23 @@ class AutoByteTuner(Tuner):
         if len(self._rounds) >= NOTED_ROUNDS:
             self._knowledge.note(situation, present)
         if self._mixed:  # whatever is predicted now is partly of before the change
-            return self._go_back() if self._retreat else None
+            return self._go_back(self._config) if self._retreat else None
         belief = self._knowledge.belief(situation, present)
         setting = self._setting(belief, situation, present)
         best = self._choice.probable(belief, setting) if self._purse.open else None
         if best is not None:
-            self._retreat, self._resume = False, None
+            self._retreat, self._resume, self._left = False, None, None
             return self._switch(best, belief, situation, present)
         if self._retreat:
-            return self._go_back()
+            return self._go_back(self._config)
         if not self._purse.open:
             return None
         if self._resume is not None:
             return self._go_on(belief, situation, present)
+        if self._left is not None and len(self._rounds) >= RETURN_ROUNDS:
+            returned = self._return(self._left, belief, setting, situation, present)
+            if returned is not None:
+                return returned
         if self._check:
             self._check = False
             start = self._choice.start(belief, setting)
@@ -297,25 +307,37 @@ class AutoByteTuner(Tuner):
             return None
         return self._switch(index, belief, situation, present, "where the last run of the job ended; ")
 
-    def _switch(
-        self, index: int, belief: Belief, situation: Situation, present: StepTime, why: str = ""
-    ) -> Proposal:
+    def _return(
+        self, left: CommConfig, belief: Belief, setting: Setting, situation: Situation, present: StepTime
+    ) -> Optional[Proposal]:
+        index = self._choice.candidates.index(left)
+        if not setting.allowed[index]:
+            return None
+        self._left = None
+        if belief.mean[index] <= max(LEAST_RETURN, belief.deviation[index]):
+            return None
+        return self._switch(index, belief, situation, present, "what was in force before; ")
+
+    def _switch(self, index: int, belief: Belief, situation: Situation, present: StepTime, why: str = "") -> Proposal:
         config, gain, spread = self._choice.candidates[index], float(belief.mean[index]), float(belief.deviation[index])
         safe = config == self._start
         self._trial = Trial(self._config, config, present, situation, gain, spread, safe)
         self._void = False
         return self._put_in_force(config, f"{why}gain {gain:+.1%} ± {spread:.1%} expected", gain)
 
-    def _go_back(self) -> Proposal:
-        return self._put_in_force(self._start, "back to the start's before more is known")
+    def _go_back(self, verified: CommConfig, why: str = "back to the start's before more is known") -> Proposal:
+        self._left = None if verified == self._start else verified
+        return self._put_in_force(self._start, why)
 
     def _flee(self, now: float) -> Proposal:
         """Do not even wait for the end of the step."""
         self._flee_at = now + FLEE_SECONDS
+        verified = self._config
         if self._trial is not None:
             self._refusals.put_off(self._trial.config, self._trial.before)
+            verified = self._trial.before
             self._trial, self._void = None, False
-        proposal = self._go_back()
+        proposal = self._go_back(verified)
         self._knowledge.doubt(math.log(OVERDUE))
         return proposal
 
@@ -377,11 +399,11 @@ class AutoByteTuner(Tuner):
         if trial.smaller:
             self._refusals.put_off(trial.config, trial.before)
             self._rounds.clear()  # of neither conditions
-            return (
-                self._go_back()
-                if self._retreat
-                else self._put_in_force(near(trial.before, self._start), "the trial is void")
-            )
+            if self._retreat:
+                return self._go_back(trial.before)
+            if is_far(trial.before, self._start):
+                return self._go_back(trial.before, "the trial is void")
+            return self._put_in_force(trial.before, "the trial is void")
         self._rounds = self._rounds[-1:]
         self._mixed = True
         return Proposal(config=self._config, reason=f"{self._change}: the trial is void, what is larger stays")

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from ps.config import CommConfig
 from tuner.space import MAX_SEARCHED_CREDIT_BYTES, MAX_SEARCHED_PARTITION_BYTES
 
-__all__ = ["Refusals", "is_far", "is_smaller", "near", "powers_below", "within_reach", "within_two_steps_up"]
+__all__ = ["Refusals", "is_far", "is_smaller", "powers_below", "within_reach", "within_two_steps_up"]
 
 #: Down by this factor at most.
 DOWN_FACTOR = 2
@@ -46,11 +46,6 @@ def is_smaller(candidate: CommConfig, other: CommConfig) -> bool:
 def is_far(candidate: CommConfig, start: CommConfig) -> bool:
     """Return whether the candidate may be much slower than the ``start``'s where conditions are others."""
     return is_smaller(candidate, start) or candidate.partition_bytes > UP_FACTOR * start.partition_bytes
-
-
-def near(config: CommConfig, start: CommConfig) -> CommConfig:
-    """Return what is safe while conditions change: the configuration, or the ``start``'s where that is far."""
-    return start if is_far(config, start) else config
 
 
 def within_reach(candidate: CommConfig, present: CommConfig, start: CommConfig, certain: bool = False) -> bool:

@@ -228,6 +228,30 @@ def test_steps_that_suddenly_take_much_longer_lead_back_to_the_start_before_esti
     assert told.proposal.reason == "a step 500% of what it was: back to the start's before more is known"
 
 
+@pytest.mark.parametrize("after, returns", [(0.13, True), (0.3, False)])
+def test_what_was_in_force_before_a_retreat_comes_back_if_it_is_still_believed_to_be_better(
+    after: float, returns: bool
+) -> None:
+    """Steps scatter so much that the same gain would not do for something that was never verified."""
+    made, predictor = host(steps({SMALLER: 0.05}), steps({SMALLER: 0.05}), noise=0.08)
+    made.run(16)
+    assert made.config == SMALLER
+    made.job.seconds = predictor.seconds = steps({SMALLER: after}, start=0.15)
+    told = made.run(4)
+    assert made.config == (SMALLER if returns else START)
+    assert told[0].proposal.reason.endswith("back to the start's before more is known")
+    assert any(each.proposal.reason.startswith("what was in force before; ") for each in told) == returns
+
+
+def test_a_decision_that_takes_long_is_no_silence_of_its_trial() -> None:
+    truth = steps({LARGER: 0.08})
+    made, _ = host(truth, truth)
+    made.run(3)
+    assert made.config == LARGER
+    made.windows += 60  # seconds later
+    assert [each.proposal.reason for each in made.run(4)] == ["verified: speedup 1.250 measured, 1.250 predicted"]
+
+
 def test_nothing_is_tried_on_the_word_of_a_round_that_may_be_partly_of_before_a_change() -> None:
     made, predictor = host(steps({}), steps({}))
     made.run(10)

@@ -185,6 +185,17 @@ def test_where_estimates_jump_all_the_time_twins_are_made_ever_more_rarely() -> 
     assert list(pauses) == sorted(pauses) and pauses[-1] > 32 and len(made) < 9
 
 
+def test_until_it_is_made_anew_a_twin_is_doubted_as_far_as_conditions_have_moved() -> None:
+    def doubt(*rates: float) -> float:
+        refinement = Refinement()
+        for rate in rates:
+            prediction = refined(seen(Conditions.uniform(3, 2, rate, 1e-4, 1e-4)), refinement)
+        return float(prediction.spread.max())
+
+    assert 1.5 * doubt(1.25e8) < doubt(1.25e8, 1.45e8) < doubt(1.25e8, 1.6e8) < 0.29
+    assert doubt(1.25e8, 1e9) == pytest.approx(0.3)  # nobody asks it any more
+
+
 def test_verdicts_and_what_an_earlier_run_has_learned_cost_no_simulation() -> None:
     simulate = Counting()
     knowledge = Knowledge(RulePredictor(), SPACE, Refinement(simulate))

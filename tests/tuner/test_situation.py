@@ -92,6 +92,29 @@ def test_an_estimate_on_few_samples_is_not_used() -> None:
     assert situation.overhead_seconds is None
 
 
+def test_latency_is_that_of_the_side_whose_acknowledgements_wait_less() -> None:
+    """Those of a server come back behind the pushes of its workers."""
+
+    def seconds(*milliseconds: float) -> list[Estimate]:
+        return [Estimate(1e-3 * value, 0.1, 9) for value in milliseconds]
+
+    near, far, queued = seconds(0.1, 0.3, 30)
+    found = summary(worker(0, latency_seconds=near), worker(1, latency_seconds=far), server(latency_seconds=queued))
+    assert found.latency_seconds == Across(1e-4, pytest.approx(2e-4), 3e-4, 0.1)
+    found = summary(worker(0, latency_seconds=queued), server(latency_seconds=near))
+    assert found.latency_seconds == Across(1e-4, 1e-4, 1e-4, 0.1)
+    assert summary(worker(0), server(latency_seconds=near)).latency_seconds == Across(1e-4, 1e-4, 1e-4, 0.1)
+
+
+def test_forward_is_the_part_of_backward_that_it_is_on_the_worker_that_waits_least() -> None:
+    fast = worker(0, forward_seconds=0.1, backward_seconds=0.2)
+    slow = worker(1, forward_seconds=0.9, backward_seconds=0.4)  # twice as slow, and its sums are late
+    found = summary(fast, slow)
+    assert found.backward_seconds == pytest.approx(0.3)
+    assert found.forward_seconds == pytest.approx(0.15)
+    assert [host.forward_seconds for host in found.workers] == [0.1, 0.2]
+
+
 def test_servers_tell_how_fast_they_sum_and_the_slowest_counts() -> None:
     assert summary(worker(0), server(sum_bytes=4_000, sum_seconds=2.0)).sum_bytes_per_second == 2000
     assert summary(worker(0), server()).sum_bytes_per_second is None
