@@ -10,8 +10,8 @@ one after the other, sums of the step before had arrived. :class:`LayerTimes` ma
   backward. A layer could not start before its sum had arrived, and the pass ended at a known instant; so each sum
   bounds its duration from above, and the smallest bound is taken for it: computation, without the waiting that the
   communication causes. Layers near the end, whose part is too small to say much, are left out. Where all sums are late
-  for steps on end, no bound is near. But forward is the same part of backward in all steps of a model, so the least part
-  that was ever seen is right.
+  for steps on end, no bound is near. But forward is the same part of backward in all steps of a model, so the least
+  part that was ever seen is right.
 
 For the wire, neighbouring tensors are joined into at most ``MAX_LAYERS`` groups, of which none holds much more than
 its part of the bytes, the time and the tensors.
