@@ -9,9 +9,9 @@ partitions take longest, so they are simulated only while smaller ones seem to b
 left to the network, corrected by how far it was off on average where both have spoken. What no simulation shows of a
 large credit is added at the end (:mod:`tuner.queues`).
 
-Twins are made anew when the conditions have moved away from them, or steps do not last as long as they say. Where that
-happens all the time, as where estimates jump, they are made ever more rarely, since that takes a second of a processor.
-Until then the old ones answer, and are doubted the more the further the conditions have moved.
+Twins are made anew when the conditions have moved away from them, or steps do not last as long as they say. That takes a
+second of a processor, so where it happens all the time, as where estimates jump, an allowance is used up. Then the old
+ones answer, and are doubted the more the further the conditions have moved.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ MOVED, MOVED_COST = 0.1, 0.2
 STALE_DOUBT, MOST_STALE = 0.02, 4.0
 #: ... or where their steps are off by this, but not before so many predictions.
 OFF, OFF_PREDICTIONS = 0.05, 5
-#: Twins that last for less than so many predictions, and twice the pause, double the pause before the next ones.
-CALM_PREDICTIONS = 10
-LONGEST_PAUSE = 64
+#: Twins are made so many times in a row at most, and then once in so many predictions.
+ALLOWANCE = 4.0
+ALLOWED_EACH = 32
 #: The twins' own error: at least this, and this part of the gain.
 LEAST_SPREAD, SPREAD_PART = 0.01, 0.1
 #: The least where the computation of each layer is guessed, or even the tensors' sizes.
@@ -97,7 +97,7 @@ class Refinement:
         self._fitted: Optional[_Fitted] = None
         self._measured: dict[CommConfig, float] = {}  # logarithm of the step time, under these conditions
         self._predictions = 0  # since the twins were made
-        self._pause = 1  # predictions before the next ones may be made
+        self._allowance = ALLOWANCE  # to make others
 
     def refine(self, situation: Situation, candidates: Sequence[CommConfig], opinion: Prediction) -> Prediction:
         """Return what a predictor says of ``candidates`` together with what twins say; alone without a twin."""
@@ -172,8 +172,10 @@ class Refinement:
         self._measured.pop(present, None)  # the newest come last
         self._measured[present] = math.log(situation.step_seconds)
         self._predictions += 1
+        self._allowance = min(ALLOWANCE, self._allowance + 1 / ALLOWED_EACH)
+        allowed = self._allowance >= (1 if moved > MOST_STALE else 2)  # the last ones are for true changes
         if fitted is None or moved > MOST_STALE:
-            if self._predictions < self._pause:
+            if not allowed:
                 return None
         elif not _bearable(fitted.members[0].twin, present):
             return None
@@ -181,13 +183,12 @@ class Refinement:
             first = fitted.members[0]
             self._complete(first.twin, first.log_seconds, [present])
             off = abs(first.log_seconds[present] - self._measured[present])
-            if moved > 1 and self._predictions < self._pause:
+            if moved > 1 and not allowed:
                 return fitted._replace(misfit=math.hypot(fitted.misfit, off, STALE_DOUBT * moved))
-            fits = off <= max(OFF, fitted.misfit) or self._predictions < max(OFF_PREDICTIONS, self._pause)
+            fits = off <= max(OFF, fitted.misfit) or self._predictions < OFF_PREDICTIONS or not allowed
             if moved <= 1 and fits:
                 return fitted
-        calm = self._predictions >= CALM_PREDICTIONS + 2 * self._pause
-        self._pause = 1 if calm else min(2 * self._pause, LONGEST_PAUSE)
+        self._allowance -= 1
         self._predictions = 0
         self._fitted = self._fit(situation, estimates, shape)
         return self._fitted
