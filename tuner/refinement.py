@@ -43,8 +43,8 @@ MOST_PARTITIONS = 48_000
 DEAR_BYTES = 256 * KIB
 #: Smaller partitions are simulated while the best of the last size is worse than the best of all by no more than this.
 MOST_BEHIND = 0.02
-#: So many of the best candidates of the quick simulation are simulated with all twins.
-BEST = 8
+#: So many of the best candidates of the quick simulation are simulated with all twins, and what is best at the end.
+BEST = 12
 #: Configurations whose measured step times twins are fitted to: the newest.
 FITTED = 4
 #: Twins are made anew when an estimate has moved by this logarithm, ...
@@ -59,7 +59,9 @@ ALLOWED_EACH = 32
 #: The twins' own error: at least this, and this part of the gain.
 LEAST_SPREAD, SPREAD_PART = 0.01, 0.1
 #: The least where the computation of each layer is guessed, or even the tensors' sizes.
-GUESSED_LAYERS, GUESSED_SIZES = 0.03, 0.08
+GUESSED_LAYERS, GUESSED_SIZES = 0.03, 0.16
+#: Beside the twin of a job that has told all, the predictor is off by this many times what it says.
+OPINION_DOUBT = 2.0
 #: A quick simulation's error beside a longer one.
 QUICK_SPREAD = 0.015
 
@@ -110,27 +112,21 @@ class Refinement:
         present = replace(situation.config, epoch=0)
         configs = [replace(candidate, epoch=0) for candidate in candidates]
         self._search(fitted, present, configs)
-        gains, between = self._gains(fitted, present, configs)
-        simulated = np.isfinite(gains)
-        guessed = GUESSED_LAYERS if situation.tensor_bytes else GUESSED_SIZES
-        least = LEAST_SPREAD if situation.tensor_seconds else guessed
-        doubt = np.sqrt(least**2 + (SPREAD_PART * gains) ** 2 + fitted.misfit**2 + between**2)
-        ours, theirs = 1 / doubt**2, 1 / np.maximum(opinion.spread, 1e-3) ** 2
-        off = float(np.mean((opinion.log_speedup - gains)[simulated])) if simulated.any() else 0.0
-        blended = (ours * gains + theirs * opinion.log_speedup) / (ours + theirs)
-        spread = np.where(simulated, (ours + theirs) ** -0.5, np.hypot(opinion.spread, off))
-        # What is smaller than all that was simulated is not believed to be better than the smallest of that.
-        sizes = np.array([config.partition_bytes for config in configs])
-        smallest = sizes == sizes[simulated].min(initial=MAX_PARTITION_BYTES)
-        left = np.minimum(opinion.log_speedup - off, gains[simulated & smallest].max(initial=-np.inf))
-        others = np.array([config != present for config in configs])
-        return Prediction(np.where(others, np.where(simulated, blended, left), 0.0), others * spread)
-
-    def _gains(self, fitted: _Fitted, present: CommConfig, configs: Sequence[CommConfig]) -> tuple[Array, Array]:
-        """Return the gain of each candidate over all twins and how much they disagree; NaN where not simulated."""
         roughly = _gains_of(fitted.quick, present, configs)
         order = np.argsort(-roughly)  # NaN comes last
         best = [int(index) for index in order[:BEST] if np.isfinite(roughly[index])]
+        while True:
+            gains, between = self._gains(fitted, present, configs, roughly, best)
+            prediction = _blended(situation, configs, fitted, opinion, gains, between)
+            choice = int(prediction.log_speedup.argmax())
+            if choice in best or not np.isfinite(roughly[choice]):
+                return prediction
+            best.append(choice)  # what is chosen is not chosen by a quick simulation
+
+    def _gains(
+        self, fitted: _Fitted, present: CommConfig, configs: Sequence[CommConfig], roughly: Array, best: Sequence[int]
+    ) -> tuple[Array, Array]:
+        """Return the gain of each candidate over all twins and how much they disagree; NaN where not simulated."""
         chosen = [configs[index] for index in best]
         for member in fitted.members:
             self._complete(member.twin, member.log_seconds, [present, *chosen])
@@ -211,6 +207,33 @@ class Refinement:
         measured = {c: each for c, each in list(self._measured.items())[-FITTED:] if _bearable(plain, c)}
         members = fit_twins(situation, measured, self._simulate)
         return _Fitted(members, {}, members[0].misfit, estimates, shape)
+
+
+def _blended(
+    situation: Situation,
+    configs: Sequence[CommConfig],
+    fitted: _Fitted,
+    opinion: Prediction,
+    gains: Array,
+    between: Array,
+) -> Prediction:
+    """Return what twins and the predictor say together, each as far as it is sure."""
+    simulated = np.isfinite(gains)
+    guessed = GUESSED_LAYERS if situation.tensor_bytes else GUESSED_SIZES
+    least = LEAST_SPREAD if situation.tensor_seconds else guessed
+    all_told = bool(situation.tensor_bytes and situation.tensor_seconds) and situation.backward_seconds is not None
+    doubt = np.sqrt(least**2 + (SPREAD_PART * gains) ** 2 + fitted.misfit**2 + between**2)
+    ours = 1 / doubt**2
+    theirs = 1 / np.maximum(opinion.spread * (OPINION_DOUBT if all_told else 1.0), 1e-3) ** 2
+    off = float(np.mean((opinion.log_speedup - gains)[simulated])) if simulated.any() else 0.0
+    blended = (ours * gains + theirs * opinion.log_speedup) / (ours + theirs)
+    spread = np.where(simulated, (ours + theirs) ** -0.5, np.hypot(opinion.spread, off))
+    # What is smaller than all that was simulated is not believed to be better than the smallest of that.
+    sizes = np.array([config.partition_bytes for config in configs])
+    smallest = sizes == sizes[simulated].min(initial=MAX_PARTITION_BYTES)
+    left = np.minimum(opinion.log_speedup - off, gains[simulated & smallest].max(initial=-np.inf))
+    others = np.array([config != replace(situation.config, epoch=0) for config in configs])
+    return Prediction(np.where(others, np.where(simulated, blended, left), 0.0), others * spread)
 
 
 def _gains_of(logs: dict[CommConfig, float], present: CommConfig, configs: Sequence[CommConfig]) -> Array:
