@@ -9,9 +9,9 @@ partitions take longest, so they are simulated only while smaller ones seem to b
 left to the network, corrected by how far it was off on average where both have spoken. What no simulation shows of a
 large credit is added at the end (:mod:`tuner.queues`).
 
-Twins are made anew when the conditions have moved away from them, or steps do not last as long as they say. That takes a
-second of a processor, so where it happens all the time, as where estimates jump, an allowance is used up. Then the old
-ones answer, and are doubted the more the further the conditions have moved.
+Twins are made anew when the conditions have moved away from them, or steps do not last as long as they say. That takes
+a second of a processor, so where it happens all the time, as where estimates jump, an allowance is used up. Then the
+old ones answer, and are doubted the more the further the conditions have moved.
 """
 
 from __future__ import annotations
