@@ -86,6 +86,8 @@ class Knowledge:
         """Conditions have changed by so much: what was measured before is doubted."""
         measured = {config: doubted(time, doubt) for config, time in self._measured.items()}
         self._measured = {config: time for config, time in measured.items() if time.noise < FORGOTTEN}
+        if self._refinement is not None:
+            self._refinement.forget()
 
     def belief(self, situation: Situation, present: StepTime) -> Belief:
         """Return what is believed of each candidate."""
@@ -105,7 +107,11 @@ class Knowledge:
         return {config for config, time in self._known(situation, present).items() if time.noise < EXACT}
 
     def _known(self, situation: Situation, present: StepTime) -> dict[CommConfig, StepTime]:
-        return {**self._memory.recall(situation, present), **self._measured}
+        known = self._memory.recall(situation, present)
+        for config, time in self._measured.items():
+            if config not in known or time.noise < known[config].noise:
+                known[config] = time
+        return known
 
     def learn(self, sample: Sample, predicted: float, spread: float) -> None:
         """Take a verdict on what was predicted with such a spread."""

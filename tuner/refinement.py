@@ -51,7 +51,8 @@ FITTED = 4
 MOVED, MOVED_COST = 0.1, 0.2
 #: ... after which each such step of it adds this to their error, and nobody asks them after so many.
 STALE_DOUBT, MOST_STALE = 0.02, 4.0
-#: ... or where their steps are off by this, but not before so many predictions.
+#: ... or where their steps are off by this, but not before so many predictions; what never fitted is tried again, too,
+#: when nothing else has used the allowance.
 OFF, OFF_PREDICTIONS = 0.05, 5
 #: Twins are made so many times in a row at most, and then once in so many predictions.
 ALLOWANCE = 4.0
@@ -100,6 +101,10 @@ class Refinement:
         self._measured: dict[CommConfig, float] = {}  # logarithm of the step time, under these conditions
         self._predictions = 0  # since the twins were made
         self._allowance = ALLOWANCE  # to make others
+
+    def forget(self) -> None:
+        """Conditions have changed: what was measured before says nothing of the next twins."""
+        self._measured.clear()
 
     def refine(self, situation: Situation, candidates: Sequence[CommConfig], opinion: Prediction) -> Prediction:
         """Return what a predictor says of ``candidates`` together with what twins say; alone without a twin."""
@@ -181,7 +186,8 @@ class Refinement:
             off = abs(first.log_seconds[present] - self._measured[present])
             if moved > 1 and not allowed:
                 return fitted._replace(misfit=math.hypot(fitted.misfit, off, STALE_DOUBT * moved))
-            fits = off <= max(OFF, fitted.misfit) or self._predictions < OFF_PREDICTIONS or not allowed
+            fits = off <= max(OFF, fitted.misfit) and (fitted.misfit <= OFF or self._allowance < ALLOWANCE)
+            fits = fits or self._predictions < OFF_PREDICTIONS or not allowed
             if moved <= 1 and fits:
                 return fitted
         self._allowance -= 1
@@ -270,7 +276,8 @@ def _estimates(situation: Situation) -> Array:
     def logs(across: Optional[Across], limit: float) -> list[float]:
         return [0.0] * 3 if across is None else [math.log(max(each, 1e-12)) / limit for each in across[:3]]
 
-    seconds = (situation.forward_seconds, situation.backward_seconds)
+    passes = [host.forward_seconds for host in situation.workers if host.forward_seconds]
+    seconds = (situation.forward_seconds, situation.backward_seconds, max(passes, default=None))
     return np.array(
         [
             *logs(situation.bandwidth_bytes_per_second, MOVED),
