@@ -105,6 +105,8 @@ class Refinement:
     def forget(self) -> None:
         """Conditions have changed: what was measured before says nothing of the next twins."""
         self._measured.clear()
+        if self._fitted is not None and self._fitted.misfit > OFF:
+            self._fitted = None
 
     def refine(self, situation: Situation, candidates: Sequence[CommConfig], opinion: Prediction) -> Prediction:
         """Return what a predictor says of ``candidates`` together with what twins say; alone without a twin."""

@@ -55,6 +55,17 @@ def test_without_the_present_configuration_to_compare_with_there_is_more_doubt()
     assert recalled == {START: StepTime(0.1, 0.06), LARGER: StepTime(0.08, 0.06)}
 
 
+def test_conditions_that_no_estimate_tells_apart_are_told_by_the_step_time() -> None:
+    """A worker that computes more slowly than the others for a while."""
+    memory = taught()
+    memory.note(situation(START), StepTime(0.2, 0.0))
+    memory.note(situation(LARGER), StepTime(0.3, 0.0))
+    assert memory.recall(situation(), StepTime(0.1, 0.0))[LARGER].seconds == pytest.approx(0.08)
+    assert memory.recall(situation(), StepTime(0.2, 0.0))[LARGER].seconds == pytest.approx(0.3)
+    assert memory.recall(situation(), StepTime(0.15, 0.0)) == {}
+    assert LARGER in memory.recall(situation(), StepTime(0.115, 0.1))  # as far as its noise tells
+
+
 def test_the_conditions_not_met_for_longest_are_forgotten() -> None:
     memory = taught()
     for number in range(MAX_CONDITIONS):

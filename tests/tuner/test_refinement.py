@@ -14,7 +14,7 @@ from tuner.conditions import Conditions, Host
 from tuner.knowledge import Knowledge
 from tuner.predictor import Prediction, RulePredictor, Sample
 from tuner.profiles import load
-from tuner.refinement import Refinement, simulated_seconds
+from tuner.refinement import OFF_PREDICTIONS, Refinement, simulated_seconds
 from tuner.situation import HostView, Situation, situation_of
 from tuner.space import candidates
 from tuner.steps import StepTime
@@ -209,6 +209,21 @@ def test_verdicts_and_what_an_earlier_run_has_learned_cost_no_simulation() -> No
     assert simulate.asked == []
     assert knowledge.belief(seen(), StepTime(1.0, 0.01)).mean.shape == (len(SPACE),)
     assert simulate.asked != []
+
+
+def test_twins_are_not_fitted_to_steps_of_before_a_change() -> None:
+    """A straggler has recovered, which the estimates over all hosts do not show."""
+    refinement = Refinement()
+    slow = replace(seen(), step_seconds=1.5 * (seen().step_seconds or 0))
+    refined(slow, refinement)
+    other = seen(config=SPACE[20])
+    for forgets in (False, True):
+        if forgets:
+            refinement.forget()
+        for _ in range(OFF_PREDICTIONS):
+            prediction = refined(other, refinement)
+        doubt = prediction.spread[prediction.spread > 0].min()
+        assert (doubt < 0.03) == forgets
 
 
 def test_slow_hosts_are_in_the_twin() -> None:
