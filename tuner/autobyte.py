@@ -36,7 +36,7 @@ from ps.config import CommConfig
 from ps.stats import Observation
 from tuner.belief import Array, Belief
 from tuner.caution import Refusals, is_far, is_smaller, within_reach
-from tuner.change import NETWORK, STEP, Watch
+from tuner.change import NETWORK, STEP, Watch, felt
 from tuner.choice import Choice, Setting, certain_gains
 from tuner.interface import Proposal, Tuner
 from tuner.knowledge import MAX_SAMPLES, Knowledge, doubted
@@ -81,6 +81,10 @@ LEAST_RETURN = 0.03
 #: A slow-down by this factor under a configuration smaller than the start's ends it at once, and a step that changes by
 #: it during a trial makes that void.
 RETREAT_FACTOR = 1.3
+#: Steps whose noise is large jump when they change by so many times that.
+JUMP_NOISES = 4.0
+#: A trial is void when what has changed meanwhile may be felt more than this, and than this part of what is expected.
+LEAST_VOID, VOID_PART = 0.05, 0.5
 #: What is larger never loses more than this (of the logarithm): conditions have changed, and what was in force before,
 #: if smaller than the start's, is not safe any more.
 MOST_LOSS = math.log(1.3)
@@ -181,23 +185,26 @@ class AutoByteTuner(Tuner):
         self._rounds.append(closed)
         del self._rounds[:-TIMED_ROUNDS]
         self._refusals.pass_time(closed.seconds)
-        changed = self._watch.add(situation, self._scatter.noise(closed.steps))
-        if NETWORK & changed.keys() or abs(math.log(changed.get(STEP, 1.0))) > math.log(RETREAT_FACTOR):
+        noise = self._scatter.noise(closed.steps)
+        changed = self._watch.add(situation, noise)
+        jumped = abs(math.log(changed.get(STEP, 1.0))) > max(math.log(RETREAT_FACTOR), JUMP_NOISES * noise)
+        if NETWORK & changed.keys() or jumped:
             self._scatter.restart()
         if situation.step_seconds:
             self._scatter.add(situation.step_seconds, closed.steps)
         if changed:
-            self._reopen(changed, closed)
+            feels = sum(felt(name, changed[name], situation) for name in NETWORK & changed.keys())
+            self._reopen(changed, closed, jumped, feels)
 
-    def _reopen(self, changed: dict[str, float], closed: Round) -> None:
+    def _reopen(self, changed: dict[str, float], closed: Round, jumped: bool, feels: float) -> None:
         self._change = ", ".join(f"{name} {ratio:.0%} of what it was" for name, ratio in changed.items())
         self._knowledge.doubt(DOUBT * sum(abs(math.log(ratio)) for ratio in changed.values()))
         network = bool(NETWORK & changed.keys())
-        jumped = abs(math.log(changed.get(STEP, 1.0))) > math.log(RETREAT_FACTOR)
         self._retreat = jumped and is_far(self._config, self._start)
         self._check = True
         if self._trial is not None:
-            self._void = self._void or network or jumped
+            hidden = feels > max(LEAST_VOID, VOID_PART * abs(self._trial.predicted))
+            self._void = self._void or hidden or jumped
         else:
             network = network or changed.keys() != {STEP}
             self._taken_back = None

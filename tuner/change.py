@@ -20,18 +20,20 @@ from typing import Callable, NamedTuple, Optional
 
 from tuner.situation import Across, Situation
 
-__all__ = ["NETWORK", "STEP", "Cusum", "Watch"]
+__all__ = ["NETWORK", "STEP", "Cusum", "Watch", "felt"]
 
-STEP = "a step"
+STEP, BACKWARD, BANDWIDTH, LATENCY, OVERHEAD = "a step", "the backward pass", "bandwidth", "latency", "overhead"
 #: What no configuration and no neighbour on the same processors can change. The overhead is none of these: how it is
 #: told from the cost of bytes depends on the size of messages.
-NETWORK = frozenset(("the backward pass", "bandwidth", "latency"))
+NETWORK = frozenset((BACKWARD, BANDWIDTH, LATENCY))
 
 #: The baseline is the median of so many first values.
 BASELINE_VALUES = 8
 #: Of a signal's spread, so many times are tolerated, and so many times make an alarm.
 TOLERATED_SPREADS = 1.0
 ALARM_SPREADS = 4.0
+#: What a step hardly feels is no change.
+LEAST_FELT = 0.02
 #: So many rounds of a job are not watched.
 FIRST_ROUNDS = 2
 #: The scatter of a signal is learned from so many latest differences.
@@ -117,6 +119,22 @@ def _most(across: Optional[Across]) -> tuple[Optional[float], float]:
     return (None, 0.0) if across is None else (across.most, across.spread)
 
 
+def felt(name: str, ratio: float, situation: Situation) -> float:
+    """Return by how much (of the logarithm) a step under the present configuration may feel such a change.
+
+    Of a backward pass it feels the part that this has in it, and of a latency what the credit leaves no time for.
+    """
+    change = abs(math.log(ratio))
+    step, backward, latency = situation.step_seconds, situation.backward_seconds, situation.latency_seconds
+    bandwidth = situation.bandwidth_bytes_per_second
+    if name == BACKWARD and step and backward is not None:
+        return change * min(1.0, backward / step)
+    if name == LATENCY and latency is not None and bandwidth is not None:
+        there_and_back_seconds = 2 * latency.median * abs(1 - 1 / ratio)
+        return min(change, there_and_back_seconds * bandwidth.median / situation.config.credit_bytes)
+    return change
+
+
 class _Signal(NamedTuple):
     name: str
     cusum: Cusum
@@ -131,10 +149,10 @@ class Watch:
         self._rounds = 0
         self._signals = (
             _Signal(STEP, Cusum(0.02, 0.06), lambda s: (s.step_seconds, 0.0), True),
-            _Signal("the backward pass", Cusum(0.05, 0.15), lambda s: (s.backward_seconds, 0.0), False),
-            _Signal("bandwidth", Cusum(0.08, 0.2), lambda s: _least(s.bandwidth_bytes_per_second), False),
-            _Signal("latency", Cusum(0.3, 1.0), lambda s: _median(s.latency_seconds), False),
-            _Signal("overhead", Cusum(0.15, 0.45), lambda s: _most(s.overhead_seconds), False),
+            _Signal(BACKWARD, Cusum(0.05, 0.15), lambda s: (s.backward_seconds, 0.0), False),
+            _Signal(BANDWIDTH, Cusum(0.08, 0.2), lambda s: _least(s.bandwidth_bytes_per_second), False),
+            _Signal(LATENCY, Cusum(0.3, 1.0), lambda s: _median(s.latency_seconds), False),
+            _Signal(OVERHEAD, Cusum(0.15, 0.45), lambda s: _most(s.overhead_seconds), False),
         )
 
     def add(self, situation: Situation, step_spread: float = 0.0) -> dict[str, float]:
@@ -150,7 +168,7 @@ class Watch:
             value, spread = signal.value(situation)
             if value is not None and value > 0:
                 ratio = signal.cusum.add(value, step_spread if signal.of_configuration else spread)
-                if ratio is not None:
+                if ratio is not None and felt(signal.name, ratio, situation) > LEAST_FELT:
                     changed[signal.name] = ratio
         return changed
 

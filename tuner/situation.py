@@ -47,14 +47,16 @@ class Across(NamedTuple):
     spread: float = 0.0
 
     @classmethod
-    def of(cls, estimates: Iterable[Optional[Estimate]]) -> Optional[Across]:
+    def of(
+        cls, estimates: Iterable[Optional[Estimate]], middle: Callable[[Sequence[float]], float] = statistics.median
+    ) -> Optional[Across]:
         """Summarise what hosts have estimated; None where none knows."""
         known = [estimate for estimate in estimates if estimate is not None and estimate.samples >= MIN_SAMPLES]
         if not known:
             return None
         values = [estimate.value for estimate in known]
         spread = statistics.median(estimate.spread for estimate in known)
-        return cls(min(values), statistics.median(values), max(values), spread)
+        return cls(min(values), middle(values), max(values), spread)
 
 
 class HostView(msgspec.Struct, frozen=True, array_like=True):
@@ -90,7 +92,7 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
         top of it.
     latency_seconds
         One way. Workers and servers are the two ends of the same links, and queues only ever add to what either sees:
-        the side whose median is less is right.
+        the side whose median is less is right, and of two nodes in its middle the lower.
     sum_bytes_per_second
         Of the slowest server.
     queue_wait_seconds
@@ -154,11 +156,7 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
             workers=_hosts(workers, workers[0].num_workers, passes.forward_part),
             servers=_hosts(servers, workers[0].num_servers),
             bandwidth_bytes_per_second=Across.of(node.bandwidth_bytes_per_second for node in nodes),
-            latency_seconds=min(
-                filter(None, (Across.of(node.latency_seconds for node in side) for side in (workers, servers))),
-                key=lambda across: across.median,
-                default=None,
-            ),
+            latency_seconds=_latency(workers, servers),
             overhead_seconds=Across.of(node.overhead_seconds for node in nodes),
             byte_seconds=Across.of(node.byte_seconds for node in nodes),
             sum_bytes_per_second=min(filter(None, map(_sum_rate, servers)), default=None),
@@ -180,6 +178,11 @@ def rates_of(situation: Situation, bandwidth: Across) -> tuple[list[float], list
         return known or [bandwidth.least]
 
     return rates(situation.workers), rates(situation.servers)
+
+
+def _latency(*sides: Sequence[Observation]) -> Optional[Across]:
+    known = (Across.of((node.latency_seconds for node in side), statistics.median_low) for side in sides)
+    return min(filter(None, known), key=lambda across: across.median, default=None)
 
 
 class _Passes(NamedTuple):

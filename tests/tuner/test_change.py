@@ -7,7 +7,7 @@ import random
 import pytest
 
 from ps.config import CommConfig
-from tuner.change import FIRST_ROUNDS, Cusum, Watch
+from tuner.change import FIRST_ROUNDS, Cusum, Watch, felt
 from tuner.situation import Across, Situation
 
 pytestmark = pytest.mark.timeout(10)
@@ -117,3 +117,34 @@ def test_steps_that_are_known_to_scatter_have_to_differ_by_more() -> None:
         watch.add(situation(), step_spread=0.15)
     assert watch.add(situation(step=0.13), step_spread=0.15) == {}
     assert list(watch.add(situation(step=0.3), step_spread=0.15)) == ["a step"]
+
+
+def test_a_change_is_felt_as_far_as_steps_depend_on_it() -> None:
+    """A credit of 4 MiB is on its way for 84 ms at 50 MB/s: a latency of 1 ms more is a fortieth of that."""
+    situation = Situation(
+        config=CommConfig(),
+        num_workers=2,
+        num_servers=2,
+        step_seconds=0.4,
+        backward_seconds=0.1,
+        bandwidth_bytes_per_second=Across(5e7, 5e7, 5e7),
+        latency_seconds=Across(2e-3, 2e-3, 2e-3),
+    )
+    assert felt("bandwidth", 2.0, situation) == pytest.approx(0.69, abs=0.01)
+    assert felt("the backward pass", 0.5, situation) == pytest.approx(0.17, abs=0.01)
+    assert felt("latency", 2.0, situation) == pytest.approx(2e-3 * 5e7 / 2**22)
+    assert felt("overhead", 2.0, situation) == pytest.approx(0.69, abs=0.01)
+
+
+def test_a_latency_that_no_step_feels_is_no_change() -> None:
+    watch = Watch()
+    for latency in (0.2e-3,) * 10 + (0.8e-3,) * 10:
+        situation = Situation(
+            config=CommConfig(),
+            num_workers=2,
+            num_servers=2,
+            step_seconds=0.4,
+            bandwidth_bytes_per_second=Across(5e7, 5e7, 5e7),
+            latency_seconds=Across(latency, latency, latency),
+        )
+        assert watch.add(situation) == {}
