@@ -20,7 +20,7 @@ from typing import Callable, NamedTuple, Optional
 
 from tuner.situation import Across, Situation
 
-__all__ = ["NETWORK", "STEP", "Cusum", "Watch", "felt"]
+__all__ = ["BANDWIDTH", "NETWORK", "STEP", "Cusum", "Watch", "felt"]
 
 STEP, BACKWARD, BANDWIDTH, LATENCY, OVERHEAD = "a step", "the backward pass", "bandwidth", "latency", "overhead"
 #: What no configuration and no neighbour on the same processors can change. The overhead is none of these: how it is

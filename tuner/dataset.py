@@ -28,10 +28,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from ps.config import CommConfig
 from tuner.conditions import Conditions, Host
+from tuner.observed import situation_of
 from tuner.profiles import ModelProfile
 from tuner.scenarios import Scenario, draw, model_is_held_out, size_is_held_out
 from tuner.simulator import Simulated
-from tuner.situation import Situation, situation_of
+from tuner.situation import Situation
 from tuner.space import candidates
 
 __all__ = ["MEASURED", "SIMULATED", "DataSet", "generate", "simulated"]

@@ -26,9 +26,9 @@ from ps.stats import Observation
 from ps.traffic import LOOK_SECONDS
 from tuner.conditions import Conditions, Host
 from tuner.interface import Tuner
+from tuner.observed import EstimateErrors, observations_of
 from tuner.profiles import ModelProfile
 from tuner.simulator import Simulated
-from tuner.situation import EstimateErrors, observations_of
 from tuner.thinking import Thinking
 
 __all__ = ["Decision", "Phase", "Played", "StepTimes", "Trace", "play"]

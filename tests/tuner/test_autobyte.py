@@ -252,6 +252,16 @@ def test_a_decision_that_takes_long_is_no_silence_of_its_trial() -> None:
     assert [each.proposal.reason for each in made.run(4)] == ["verified: speedup 1.250 measured, 1.250 predicted"]
 
 
+def test_steps_that_take_longer_on_a_slower_link_are_no_reason_for_a_retreat() -> None:
+    made, predictor = host(steps({SMALLER: 0.08}), steps({SMALLER: 0.08}))
+    made.run(10)
+    assert made.config == SMALLER
+    made.job.bandwidth /= 2
+    made.job.seconds = predictor.seconds = steps({SMALLER: 0.16}, start=0.2)
+    made.run(10)
+    assert set(made.history[-10:]) == {SMALLER}
+
+
 def test_nothing_is_tried_on_the_word_of_a_round_that_may_be_partly_of_before_a_change() -> None:
     made, predictor = host(steps({}), steps({}))
     made.run(10)

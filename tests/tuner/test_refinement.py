@@ -12,10 +12,11 @@ from ps.config import KIB, MIB, CommConfig
 from tuner.compiled import simulate_compiled
 from tuner.conditions import Conditions, Host
 from tuner.knowledge import Knowledge
+from tuner.observed import situation_of
 from tuner.predictor import Prediction, RulePredictor, Sample
 from tuner.profiles import load
 from tuner.refinement import OFF_PREDICTIONS, Refinement, simulated_seconds
-from tuner.situation import HostView, Situation, situation_of
+from tuner.situation import HostView, Situation
 from tuner.space import candidates
 from tuner.steps import StepTime
 from tuner.twin import Twin

@@ -10,10 +10,11 @@ import pytest
 from ps.config import CommConfig, Role
 from ps.stats import Estimate, Observation
 from tuner.conditions import Conditions
+from tuner.observed import EstimateErrors, observations_of, situation_of
 from tuner.profiles import ModelProfile, TensorProfile
 from tuner.rounds import Rounds
 from tuner.simulator import Simulated
-from tuner.situation import Across, EstimateErrors, HostView, Situation, observations_of, situation_of
+from tuner.situation import Across, HostView, Situation
 
 pytestmark = pytest.mark.timeout(10)
 

@@ -8,9 +8,10 @@ from msgspec.structs import replace
 
 from ps.config import CommConfig
 from tuner.conditions import Conditions, Host
+from tuner.observed import situation_of
 from tuner.profiles import ModelProfile, TensorProfile
 from tuner.simulator import simulate
-from tuner.situation import HostView, Situation, situation_of
+from tuner.situation import HostView, Situation
 from tuner.twin import Guess, twin_of
 
 pytestmark = pytest.mark.timeout(10)

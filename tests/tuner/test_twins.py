@@ -12,9 +12,10 @@ from msgspec.structs import replace
 from ps.config import KIB, CommConfig
 from tuner.compiled import simulate_compiled
 from tuner.conditions import Conditions
+from tuner.observed import situation_of
 from tuner.profiles import load
 from tuner.refinement import simulated_seconds
-from tuner.situation import Situation, situation_of
+from tuner.situation import Situation
 from tuner.twins import Member, fit_twins
 
 pytestmark = pytest.mark.timeout(60)
