@@ -3,7 +3,8 @@
 The loop posts what nodes report and takes what was decided; neither blocks. A tuner that computes for long delays its
 own decisions, and one that never comes back only means that the configuration stays: the thread is a daemon, what is
 posted to it is bounded, and the end of the process does not wait for it. Where servers and workers share its
-processors, they go first.
+processors, they go first, and no mathematics takes more than one of them: the matrices are small, and threads that
+wait for each other would only spin.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import sys
 import threading
 import time
 from typing import Callable, Optional
+
+from threadpoolctl import threadpool_limits
 
 from ps.config import CommConfig, Role
 from ps.stats import Observation
@@ -99,18 +102,23 @@ class TuningThread:
     def _run(self) -> None:
         _give_way()
         try:
-            while not self._stopped:
-                self._posting.wait(TURN_SECONDS)
-                self._turn_began = time.monotonic()
-                self._posting.clear()
-                while self._posted:
-                    self._posted.popleft()()
-                config = self._tuning.step(time.monotonic())
-                if config is not None:
-                    self._decided.append(config)
-                self._turn_began = None
+            with threadpool_limits(limits=1):
+                while not self._stopped:
+                    self._turn()
         except Exception:  # the job goes on with the configuration that it has
             log.exception("the tuning ended with an error; the configuration stays as it is")
+
+
+    def _turn(self) -> None:
+        self._posting.wait(TURN_SECONDS)
+        self._turn_began = time.monotonic()
+        self._posting.clear()
+        while self._posted:
+            self._posted.popleft()()
+        config = self._tuning.step(time.monotonic())
+        if config is not None:
+            self._decided.append(config)
+        self._turn_began = None
 
 
 def _give_way() -> None:

@@ -8,7 +8,9 @@ import threading
 import time
 from typing import Optional
 
+import numpy as np
 import pytest
+import threadpoolctl
 
 from ps.config import CommConfig, Role
 from ps.stats import Observation
@@ -42,6 +44,7 @@ class FakeTuning:
             return None
         if sys.platform == "linux":
             self.niceness = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+        self.pools = {pool["num_threads"] for pool in threadpoolctl.threadpool_info() if pool["user_api"] == "blas"}
         self.entered.set()
         self.let_go.wait(10.0)
         return DECIDED
@@ -120,3 +123,13 @@ def test_whoever_trains_has_the_processor_first() -> None:
     assert take_within(thread, 5.0) == DECIDED
     thread.stop(5.0)
     assert tuning.niceness == max(background.NICENESS, os.getpriority(os.PRIO_PROCESS, 0))
+
+
+def test_mathematics_takes_one_processor_while_it_tunes() -> None:
+    np.ones((2, 2)) @ np.ones((2, 2))  # with a library that is loaded
+    tuning = FakeTuning()
+    thread = TuningThread(tuning)  # type: ignore[arg-type]
+    thread.start()
+    assert take_within(thread, 5.0) == DECIDED
+    thread.stop(5.0)
+    assert tuning.pools == {1}
