@@ -108,7 +108,6 @@ class TuningThread:
         except Exception:  # the job goes on with the configuration that it has
             log.exception("the tuning ended with an error; the configuration stays as it is")
 
-
     def _turn(self) -> None:
         self._posting.wait(TURN_SECONDS)
         self._turn_began = time.monotonic()
