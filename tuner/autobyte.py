@@ -67,6 +67,8 @@ NOTED_ROUNDS = 3
 #: A situation is made of so many latest rounds, and a step time of so many.
 SITUATION_ROUNDS = 4
 TIMED_ROUNDS = 10
+#: Where nothing has changed for as many, a search comes with each of so many rounds: of 64 workers it takes 10 ms.
+SETTLED_EACH = 4
 #: No step time is believed to be more exact than this.
 LEAST_NOISE = 0.005
 #: What was measured before a change is doubted by this part of the change (of the logarithm).
@@ -143,7 +145,8 @@ class AutoByteTuner(Tuner):
         self._futile = 0  # trials in a row that brought nothing
         self._purse = Purse()
         self._to_skip = SKIPPED_ROUNDS
-        self._heard = False  # whether a round has closed since the last search
+        self._heard = False  # whether a round has closed since it was last asked
+        self._unsearched = 0  # rounds since the last search
 
     def observe(self, observations: Sequence[Observation]) -> None:
         for closed in self._collecting.add(observations):
@@ -158,18 +161,27 @@ class AutoByteTuner(Tuner):
             if self._trial.began is None:  # the decision itself may have taken long
                 self._trial = self._trial._replace(began=now)
             return self._give_up(self._trial) if self._void else self._judge(self._trial, now)
-        situation, present = self._situation(), self._time()
-        if situation is None or present is None or not self._heard:
-            return None
-        if self._scatter.rounds < 1:
+        if not self._heard or self._scatter.rounds < 1:
             return None
         self._heard = False
+        self._unsearched += 1
+        if self._settled and self._unsearched < SETTLED_EACH:
+            return None
+        situation, present = self._situation(), self._time()
+        if situation is None or present is None:
+            return None
+        self._unsearched = 0
         if self._taken_back is not None:
             if len(self._rounds) < VERDICT_ROUNDS:
                 return None
             self._knowledge.learn_from_loss(*self._taken_back, present)
             self._taken_back = None
         return self._search(situation, present)
+
+    @property
+    def _settled(self) -> bool:
+        """Whether nothing has changed for so long that the next round will say nothing new."""
+        return len(self._rounds) == TIMED_ROUNDS and not self._check and self._taken_back is None
 
     # -------------------------------------------------------------------------------- what is known
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Mapping
+from typing import Mapping, Sequence
 
 import pytest
 from msgspec.structs import replace
@@ -11,7 +11,8 @@ from msgspec.structs import replace
 from ps.config import KIB, MIB, CommConfig
 from tests.tuner.job import Believer, Host, Job, Seconds
 from tuner.autobyte import AutoByteTuner
-from tuner.predictor import BlendedPredictor, RulePredictor
+from tuner.predictor import BlendedPredictor, Prediction, RulePredictor
+from tuner.situation import Situation
 from tuner.space import UNSLICED
 
 pytestmark = pytest.mark.timeout(20)
@@ -182,6 +183,25 @@ def test_trials_lose_about_a_hundredth_of_all_time_at_most() -> None:
 
 
 # --------------------------------------------------------------------------------------------- re-open
+
+
+def test_where_nothing_changes_a_search_comes_with_every_fourth_round_and_not_between_rounds() -> None:
+    class Counting(Believer):
+        asked = 0
+
+        def predict(self, situation: Situation, candidates: Sequence[CommConfig]) -> Prediction:
+            self.asked += 1
+            return super().predict(situation, candidates)
+
+    predictor = Counting(steps({}))
+    made = Host(AutoByteTuner(START, predictor), Job(steps({})), START)
+    made.run(20)
+    before = predictor.asked
+    made.run(40)
+    assert predictor.asked - before == 10
+    for _ in range(20):
+        made.tuner.propose(60.5)
+    assert predictor.asked - before == 10
 
 
 def test_a_change_re_opens_the_search_and_is_named() -> None:
