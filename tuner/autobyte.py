@@ -36,7 +36,7 @@ from ps.config import CommConfig
 from ps.stats import Observation
 from tuner.belief import Array, Belief
 from tuner.caution import Refusals, is_far, is_smaller, within_reach
-from tuner.change import BANDWIDTH, NETWORK, STEP, Watch, felt
+from tuner.change import NETWORK, STEP, Watch, felt, is_only_slower
 from tuner.choice import Choice, Setting, certain_gains
 from tuner.interface import Proposal, Tuner
 from tuner.knowledge import MAX_SAMPLES, Knowledge, doubted
@@ -83,8 +83,6 @@ LEAST_RETURN = 0.03
 #: A slow-down by this factor under a configuration smaller than the start's ends it at once, and a step that changes by
 #: it during a trial makes that void.
 RETREAT_FACTOR = 1.3
-#: A step that takes as long times bandwidth as before, and this much more at most, only has less bandwidth.
-SLOWER = 1.15
 #: Steps whose noise is large jump when they change by so many times that.
 JUMP_NOISES = 4.0
 #: A trial is void when what has changed meanwhile may be felt more than this, and than this part of what is expected.
@@ -214,9 +212,7 @@ class AutoByteTuner(Tuner):
         self._change = ", ".join(f"{name} {ratio:.0%} of what it was" for name, ratio in changed.items())
         self._knowledge.doubt(DOUBT * sum(abs(math.log(ratio)) for ratio in changed.values()))
         network = bool(NETWORK & changed.keys())
-        # Nothing small is dangerous on a link that has become slower, where that is all there is to it.
-        slower = changed.get(BANDWIDTH, 1.0) * changed.get(STEP, 1.0) < SLOWER and changed.get(STEP, 1.0) > 1
-        self._retreat = jumped and is_far(self._config, self._start) and not slower
+        self._retreat = jumped and is_far(self._config, self._start) and not is_only_slower(changed)
         self._check = True
         if self._trial is not None:
             hidden = feels > max(LEAST_VOID, VOID_PART * abs(self._trial.predicted))

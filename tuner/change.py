@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import math
 import statistics
-from typing import Callable, NamedTuple, Optional
+from typing import Callable, Mapping, NamedTuple, Optional
 
 from tuner.situation import Across, Situation
 
-__all__ = ["BANDWIDTH", "NETWORK", "STEP", "Cusum", "Watch", "felt"]
+__all__ = ["NETWORK", "STEP", "Cusum", "Watch", "felt", "is_only_slower"]
 
 STEP, BACKWARD, BANDWIDTH, LATENCY, OVERHEAD = "a step", "the backward pass", "bandwidth", "latency", "overhead"
 #: What no configuration and no neighbour on the same processors can change. The overhead is none of these: how it is
@@ -34,6 +34,8 @@ TOLERATED_SPREADS = 1.0
 ALARM_SPREADS = 4.0
 #: What a step hardly feels is no change.
 LEAST_FELT = 0.02
+#: A step that takes as long times bandwidth as before, and this much more at most, only has less bandwidth.
+SLOWER = 1.15
 #: So many rounds of a job are not watched.
 FIRST_ROUNDS = 2
 #: The scatter of a signal is learned from so many latest differences.
@@ -133,6 +135,12 @@ def felt(name: str, ratio: float, situation: Situation) -> float:
         there_and_back_seconds = 2 * latency.median * abs(1 - 1 / ratio)
         return min(change, there_and_back_seconds * bandwidth.median / situation.config.credit_bytes)
     return change
+
+
+def is_only_slower(changed: Mapping[str, float]) -> bool:
+    """Return whether steps last longer by as much as links are slower: messages are no dearer than they were."""
+    step, bandwidth = changed.get(STEP, 1.0), changed.get(BANDWIDTH, 1.0)
+    return step > 1 and step * bandwidth < SLOWER
 
 
 class _Signal(NamedTuple):

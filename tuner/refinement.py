@@ -124,7 +124,7 @@ class Refinement:
         best = [int(index) for index in order[:BEST] if np.isfinite(roughly[index])]
         while True:
             gains, between = self._gains(fitted, present, configs, roughly, best)
-            prediction = _blended(situation, configs, fitted, opinion, gains, between)
+            prediction = _blended(situation, present, configs, fitted, opinion, gains, between)
             choice = int(prediction.log_speedup.argmax())
             if choice in best or not np.isfinite(roughly[choice]):
                 return prediction
@@ -180,21 +180,22 @@ class Refinement:
         if fitted is None or moved > MOST_STALE:
             if not allowed:
                 return None
-        elif not _bearable(fitted.members[0].twin, present):
-            return None
         else:
             first = fitted.members[0]
+            if not _bearable(first.twin, present):
+                return None
             self._complete(first.twin, first.log_seconds, [present])
             off = abs(first.log_seconds[present] - self._measured[present])
-            if moved > 1 and not allowed:
+            if moved <= 1:
+                fits = off <= max(OFF, fitted.misfit) and (fitted.misfit <= OFF or self._allowance < ALLOWANCE)
+                if fits or self._predictions < OFF_PREDICTIONS or not allowed:
+                    return fitted
+            elif not allowed:
                 return fitted._replace(misfit=math.hypot(fitted.misfit, off, STALE_DOUBT * moved))
-            fits = off <= max(OFF, fitted.misfit) and (fitted.misfit <= OFF or self._allowance < ALLOWANCE)
-            fits = fits or self._predictions < OFF_PREDICTIONS or not allowed
-            if moved <= 1 and fits:
-                return fitted
-        self._allowance -= 1
-        self._predictions = 0
         self._fitted = self._fit(situation, estimates, shape)
+        if self._fitted is not None:  # it costs nothing to find that too little is known
+            self._allowance -= 1
+            self._predictions = 0
         return self._fitted
 
     def _complete(
@@ -219,6 +220,7 @@ class Refinement:
 
 def _blended(
     situation: Situation,
+    present: CommConfig,
     configs: Sequence[CommConfig],
     fitted: _Fitted,
     opinion: Prediction,
@@ -240,7 +242,7 @@ def _blended(
     sizes = np.array([config.partition_bytes for config in configs])
     smallest = sizes == sizes[simulated].min(initial=MAX_PARTITION_BYTES)
     left = np.minimum(opinion.log_speedup - off, gains[simulated & smallest].max(initial=-np.inf))
-    others = np.array([config != replace(situation.config, epoch=0) for config in configs])
+    others = np.array([config != present for config in configs])
     return Prediction(np.where(others, np.where(simulated, blended, left), 0.0), others * spread)
 
 

@@ -185,17 +185,14 @@ def _passes(workers: Sequence[Observation]) -> _Passes:
     All compute the same model, so forward is the same part of backward everywhere. Backward waits for nothing, but a
     worker whose sums are late sees no more of its own forward pass than a bound: the least part is right.
     """
-    forward, backward = (
-        _median(workers, lambda worker: worker.forward_seconds),
-        _median(workers, lambda worker: worker.backward_seconds),
-    )
+    backward = _median(workers, lambda worker: worker.backward_seconds)
     parts = [
         worker.forward_seconds / worker.backward_seconds
         for worker in workers
         if worker.forward_seconds is not None and worker.backward_seconds
     ]
     if not parts or backward is None:
-        return _Passes(forward, backward, None)
+        return _Passes(_median(workers, lambda worker: worker.forward_seconds), backward, None)
     return _Passes(min(parts) * backward, backward, min(parts))
 
 

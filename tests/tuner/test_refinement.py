@@ -189,6 +189,14 @@ def test_where_estimates_jump_all_the_time_twins_are_made_within_an_allowance() 
     assert len(made) == 4 + 140 // 32
 
 
+def test_a_job_that_is_not_known_yet_uses_up_no_allowance() -> None:
+    refinement = Refinement()
+    unknown = replace(seen(), bandwidth_bytes_per_second=None)
+    for _ in range(10):
+        refined(unknown, refinement)
+    assert refined(seen(), refinement).spread.max() < 0.1
+
+
 def test_until_it_is_made_anew_a_twin_is_doubted_as_far_as_conditions_have_moved() -> None:
     def doubt(rate: float) -> float:
         refinement = Refinement()
