@@ -6,7 +6,7 @@ test see a simulated job through the eyes of its nodes.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
@@ -84,7 +84,7 @@ def observations_of(
     passed = window_seconds / simulated.step_seconds  # bytes flow whether or not a step ends
     moved_bytes = int(model_bytes * passed)
 
-    def estimates(host: Host) -> dict[str, Optional[Estimate]]:
+    def estimates(host: Host) -> dict[str, Any]:
         own = np.exp(rng.normal(size=3) * errors.host)
         wire = errors.bandwidth * float(own[0]) ** (1 / BANDWIDTH_EXACTNESS)
         exact = errors.spread / BANDWIDTH_EXACTNESS
@@ -99,14 +99,23 @@ def observations_of(
             "byte_seconds": Estimate(max(per_byte, LEAST_BYTE_SECONDS), errors.spread, STATED_SAMPLES),
         }
 
-    workers = [
-        Observation(
-            role=Role.WORKER,
+    def seen(role: Role, rank: int, host: Host, **told: Any) -> Observation:
+        return Observation(
+            role=role,
             rank=rank,
             epoch=config.epoch,
             window_seconds=window_seconds,
             num_workers=num_workers,
             num_servers=num_servers,
+            **estimates(host),
+            **told,
+        )
+
+    workers = [
+        seen(
+            Role.WORKER,
+            rank,
+            host,
             steps=steps,
             step_seconds=step_seconds,
             overdue_seconds=overdue_seconds,
@@ -124,24 +133,19 @@ def observations_of(
             queue_wait_seconds=simulated.queue_wait_seconds,
             credit_stall_seconds=min(window_seconds, simulated.credit_stall_seconds * passed),
             ack_seconds=simulated.ack_seconds,
-            **estimates(host),  # type: ignore[arg-type]
         )
         for rank, host in enumerate(conditions.workers)
     ]
     share_bytes = moved_bytes * num_workers // num_servers
     servers = [
-        Observation(
-            role=Role.SERVER,
-            rank=rank,
-            epoch=config.epoch,
-            window_seconds=window_seconds,
-            num_workers=num_workers,
-            num_servers=num_servers,
+        seen(
+            Role.SERVER,
+            rank,
+            host,
             bytes_sent=share_bytes,
             bytes_received=share_bytes,
             sum_bytes=share_bytes,
             sum_seconds=share_bytes / (conditions.sum_bytes_per_second * host.speed),
-            **estimates(host),  # type: ignore[arg-type]
         )
         for rank, host in enumerate(conditions.servers)
     ]
